@@ -1,0 +1,833 @@
+"""The functions that run the statements of `sql`, in the same order.
+
+Nothing else writes to the queue's tables, apart from rows that are inserted through the models; so this is
+the only place where a status changes. Functions on the path of a worker take a cursor, Django's or psycopg's,
+and leave transactions to their caller; those that people's decisions and pages come through take the alias of
+a database. No policy lives here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID
+
+from django.db import IntegrityError, connections, transaction
+
+from . import sql
+from .conf import config
+from .lifecycle import Event, Status, Verdict
+
+
+class Cursor(Protocol):
+    """What the statements need of a cursor."""
+
+    def execute(self, query: Any, params: Any = ...) -> Any: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+    @property
+    def rowcount(self) -> int: ...
+
+
+class Claim(NamedTuple):
+    """The right to run one attempt of a job, and all that running it needs."""
+
+    id: int
+    token: UUID | None  # None only for claims of clients that use bare SQL
+    attempts: int
+    max_attempts: int
+    job_name: str
+    queue_name: str
+    payload: str  # JSON text: whoever runs the job decodes it, since anyone may have written it
+    crashes: int = 0
+    rerun_if_lost: bool = True
+    interruptions: int = 0
+    claimed_at: float = 0.0  # seconds of the database's epoch clock
+    unknown_since: float | None = None
+    context: str | None = None  # JSON text, out of the metadata
+
+    def __str__(self) -> str:
+        """How each line of the log begins that is about a claimed job."""
+        name, queue = map(_in_one_line, (self.job_name, self.queue_name))
+        return f"job={self.id} name={name} queue={queue} attempt={self.attempts}"
+
+
+def _in_one_line(text: str) -> str:
+    """A name that anyone may have written, as it can stand in a log."""
+    return text if text.isprintable() else ascii(text)
+
+
+class Claimed(NamedTuple):
+    claims: list[Claim]
+    next_due: float | None  # seconds until the next job is due, where fewer than the limit were found
+
+
+Settlement = tuple[Claim, Verdict]
+
+
+class NewJob(NamedTuple):
+    """Everything about a job to be enqueued but its payload."""
+
+    queue_name: str
+    job_name: str
+    priority: int
+    run_at: datetime | None
+    delay: timedelta
+    max_attempts: int
+    rerun_if_lost: bool
+    metadata: str = "{}"  # JSON text
+
+
+@contextmanager
+def own_transaction(alias: str) -> Iterator[Cursor]:
+    """A READ COMMITTED transaction of our own on the project's connection, whatever the project sets.
+
+    Inside a transaction of the caller (a TestCase, say) it is a savepoint, and the caller's level stands.
+    """
+    connection = connections[alias]
+    outermost = not connection.in_atomic_block and connection.get_autocommit()
+    with transaction.atomic(using=alias), connection.cursor() as cursor:
+        if outermost:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            cursor.execute(sql.PLANNER)
+        yield cursor
+
+
+# ── Enqueueing ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def enqueue(new: NewJob, payload: str, using: str) -> tuple[int, datetime, datetime]:
+    """Insert a job in the caller's transaction. Returns its id, run_at and created_at."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql.ENQUEUE, new._asdict() | {"payload": payload})
+        row: tuple[int, datetime, datetime] = cursor.fetchone()
+        return row
+
+
+def enqueue_many(new: NewJob, payloads: Sequence[str], using: str) -> list[int]:
+    """Insert one job for each payload with one statement. Returns the ids in their order."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql.ENQUEUE_MANY, new._asdict() | {"payloads": list(payloads)})
+        return sorted(id for (id,) in cursor.fetchall())
+
+
+class Enqueued(NamedTuple):
+    """A job as its enqueuer gets to know it: a new one, or one that was there and has its unique key."""
+
+    unique_key: str | None  # None: it has none, as when it was processing and its key has just been freed
+    is_new: bool
+    id: int
+    queue_name: str
+    status: str
+    priority: int
+    run_at: datetime
+    attempts: int
+    max_attempts: int
+    rerun_if_lost: bool
+    created_at: datetime
+    payload: str | None = None  # JSON text of a job that was there; None where it is the one that was given
+
+
+def enqueue_or_keep(cursor: Cursor, new: NewJob, payloads: Mapping[str, str]) -> list[Enqueued]:
+    """Insert a job for each key of `payloads` that no job has which waits or runs. Returns the new ones."""
+    return _enqueue_unique(cursor, sql.ENQUEUE_OR_KEEP, new, payloads)
+
+
+def enqueue_or_free(cursor: Cursor, new: NewJob, payloads: Mapping[str, str]) -> list[Enqueued]:
+    """The same for each key that no job has which waits. Returns, too, the jobs that have lost theirs."""
+    return _enqueue_unique(cursor, sql.ENQUEUE_OR_FREE, new, payloads)
+
+
+def enqueue_or_replace(
+    cursor: Cursor,
+    new: NewJob,
+    payloads: Mapping[str, str],
+    *,
+    debounce: timedelta | None,
+    max_wait: timedelta | None,
+) -> list[Enqueued]:
+    """The same, and give the payloads to the jobs that wait, which are returned as well."""
+    limits = {"debounce": debounce, "max_wait": max_wait}
+    return _enqueue_unique(cursor, sql.ENQUEUE_OR_REPLACE, new, payloads, limits)
+
+
+def _enqueue_unique(
+    cursor: Cursor,
+    statement: str,
+    new: NewJob,
+    payloads: Mapping[str, str],
+    limits: Mapping[str, timedelta | None] | None = None,
+) -> list[Enqueued]:
+    given = {"keys": list(payloads), "payloads": list(payloads.values())}
+    cursor.execute(statement, {**new._asdict(), **given, **(limits or {})})
+    return [Enqueued(*row) for row in cursor.fetchall()]
+
+
+def live(cursor: Cursor, job_name: str, keys: Sequence[str]) -> list[Enqueued]:
+    """The jobs with these unique keys that wait or run."""
+    cursor.execute(sql.LIVE, {"job_name": job_name, "keys": list(keys)})
+    return [Enqueued(*row) for row in cursor.fetchall()]
+
+
+def recent(
+    cursor: Cursor, job_name: str, keys: Sequence[str], *, period: timedelta, but: Sequence[int] = ()
+) -> list[Enqueued]:
+    """Of each of these unique keys the latest job that was created within `period`. See `sql.RECENT`."""
+    given = {"job_name": job_name, "keys": list(keys), "period": period, "but": list(but)}
+    cursor.execute(sql.RECENT, given)
+    return [Enqueued(*row) for row in cursor.fetchall()]
+
+
+def isolation(cursor: Cursor) -> str:
+    """The isolation level of the transaction, such as "read committed"."""
+    cursor.execute(sql.ISOLATION, {})
+    return str(cursor.fetchone()[0])
+
+
+# ── Schedules ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Declared(NamedTuple):
+    """A schedule as code declares it."""
+
+    name: str
+    job_name: str
+    payload: str  # JSON text
+    cron: str
+    seconds: float | None  # of the interval, where there is no cron text
+    timezone: str
+    missed: str
+    overlap: bool
+
+
+class Undeclared(NamedTuple):
+    """A schedule that is not in the table as code declares it."""
+
+    name: str
+    is_taken: bool  # by one that people have made
+    keeps_time: bool  # only other things have changed
+    now: datetime
+
+
+class DueSchedule(NamedTuple):
+    """A row of the table, which anyone may have written."""
+
+    name: str
+    job_name: str
+    payload: str | None  # None if it is too large
+    cron: str
+    seconds: float | None
+    timezone: str
+    missed: str
+    overlap: bool
+    last_tick: datetime | None
+    next_tick_at: datetime | None
+
+
+class Due(NamedTuple):
+    """What `due_schedules` has found. `wait` is in how many seconds another one is due, if there is any."""
+
+    now: datetime
+    wait: float | None
+    schedules: list[DueSchedule]
+
+
+def declare_lock(cursor: Cursor) -> bool:
+    """Become the only host that declares, until the end of the transaction. False when another one is."""
+    cursor.execute(sql.DECLARE_LOCK, {})
+    return bool(cursor.fetchone()[0])
+
+
+def undeclared(cursor: Cursor, schedules: Sequence[Declared]) -> list[Undeclared]:
+    """Those of the schedules that are not in the table as given."""
+    columns = {
+        "names": [schedule.name for schedule in schedules],
+        "job_names": [schedule.job_name for schedule in schedules],
+        "payloads": [schedule.payload for schedule in schedules],
+        "crons": [schedule.cron for schedule in schedules],
+        "seconds": [schedule.seconds for schedule in schedules],
+        "timezones": [schedule.timezone for schedule in schedules],
+        "missed": [schedule.missed for schedule in schedules],
+        "overlaps": [schedule.overlap for schedule in schedules],
+    }
+    cursor.execute(sql.UNDECLARED, columns)
+    return [Undeclared(*row) for row in cursor.fetchall()]
+
+
+def declare(cursor: Cursor, schedule: Declared, *, next_tick_at: datetime | None, keeps_time: bool) -> bool:
+    """Write a schedule down, with its next tick unless it keeps that. False when somebody has locked it."""
+    plan = {"next_tick_at": next_tick_at, "keeps_time": keeps_time}
+    cursor.execute(sql.DECLARE, schedule._asdict() | plan)
+    return cursor.fetchone() is not None
+
+
+def due_schedules(
+    cursor: Cursor,
+    *,
+    job_names: Collection[str],
+    declared: Collection[str],
+    avoided: Collection[str],
+    limit: int,
+) -> Due:
+    """Lock schedules that are due, of those whose ticks this host may take; see `sql.DUE_SCHEDULES`."""
+    cursor.execute(
+        sql.DUE_SCHEDULES,
+        {
+            "job_names": list(job_names),
+            "declared": list(declared),
+            "avoided": list(avoided),
+            "largest": config().MAX_PAYLOAD_BYTES,
+            "limit": limit,
+        },
+    )
+    rows = cursor.fetchall()
+    now, wait, *_ = rows[0]
+    return Due(now, wait, [DueSchedule(*row) for _, _, *row in rows if row[0] is not None])
+
+
+def plan(cursor: Cursor, name: str, next_tick_at: datetime | None) -> None:
+    """Put down the next tick of a schedule that is locked."""
+    cursor.execute(sql.PLAN, {"name": name, "next_tick_at": next_tick_at})
+
+
+def tick(
+    cursor: Cursor,
+    name: str,
+    ticks: Sequence[datetime],
+    *,
+    next_tick_at: datetime | None,
+    new: NewJob,
+    unique_key: str | None,
+) -> int | None:
+    """Enqueue a job for each tick of a schedule, in their order, and move the schedule on.
+
+    Returns how many were enqueued: fewer than there are ticks where jobs must not overlap. None, and nothing
+    is done, when one of the ticks was taken before.
+    """
+    cursor.execute(
+        sql.TICK,
+        new._asdict()
+        | {
+            "name": name,
+            "first_tick": ticks[0],
+            "last_tick": ticks[-1],
+            "next_tick_at": next_tick_at,
+            "ticks": [tick.isoformat() for tick in ticks],
+            "unique_key": unique_key,
+        },
+    )
+    row = cursor.fetchone()
+    return None if row is None else int(row[0])
+
+
+def run_now(name: str, *, new: NewJob, unique_key: str | None, using: str) -> int | None:
+    """Enqueue a job of a schedule. Returns its id; None when one waits or runs, and they must not overlap."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql.RUN_NOW, new._asdict() | {"name": name, "unique_key": unique_key})
+        row = cursor.fetchone()
+        return None if row is None else int(row[0])
+
+
+def enable(name: str, *, enabled: bool, next_tick_at: datetime | None, changed_by: str, using: str) -> bool:
+    """Enable or disable a schedule. False if it was so before."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            sql.ENABLE,
+            {"name": name, "enabled": enabled, "next_tick_at": next_tick_at, "changed_by": changed_by},
+        )
+        return cursor.fetchone() is not None
+
+
+def announce_schedules(using: str) -> None:
+    """Have worker hosts look at the schedules, when the transaction is committed."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql.ANNOUNCE_SCHEDULES, {})
+
+
+# ── Claiming ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def claim(
+    cursor: Cursor,
+    *,
+    token: UUID,
+    worker_id: UUID,
+    limit: int,
+    queues: Sequence[str] | None = None,
+    after: str = "",
+) -> Claimed:
+    """Take up to `limit` due jobs, in order. See `sql.CLAIM` for what `queues` and `after` mean."""
+    cursor.execute(
+        sql.CLAIM,
+        {
+            "token": token,
+            "worker_id": worker_id,
+            "limit": limit,
+            "queues": None if queues is None else list(dict.fromkeys(queues)),
+            "after": after,
+        },
+    )
+    claims = []
+    next_due = None
+    for *facts, due in cursor.fetchall():
+        if facts[0] is None:
+            next_due = due
+        else:
+            claims.append(_claim_of(token, *facts))
+    return Claimed(claims, next_due)
+
+
+def claim_this(
+    cursor: Cursor, id: int, *, token: UUID, worker_id: UUID, regardless: bool = False
+) -> Claim | None:
+    """Take one job, if it is queued, due, and its queue not paused; the latter two `regardless`, if so.
+
+    None when it is not to be had.
+    """
+    parameters = {"id": id, "token": token, "worker_id": worker_id, "regardless": regardless}
+    cursor.execute(sql.CLAIM_THIS, parameters)
+    facts = cursor.fetchone()
+    return None if facts is None else _claim_of(token, *facts)
+
+
+def _claim_of(token: UUID, *facts: Any) -> Claim:
+    """A claim out of a row of CLAIM or CLAIM_THIS."""
+    id, attempts, most, name, queue, payload, crashes, rerun, interruptions, at, since, context = facts
+    interrupted = 0 if interruptions is None else int(_number(interruptions) or 0)
+    unknown_since = None if since is None else _number(since)
+    return Claim(
+        id,
+        token,
+        attempts,
+        most,
+        name,
+        queue,
+        payload,
+        crashes,
+        rerun,
+        interrupted,
+        at,
+        unknown_since,
+        context,
+    )
+
+
+def _number(text: str) -> float | None:
+    """A number out of metadata, which anyone may have written; None where it is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def claimed_by(cursor: Cursor, token: UUID) -> list[tuple[int, int]]:
+    """The (id, attempts) of the jobs that a claim statement took whose answer was never received."""
+    cursor.execute(sql.CLAIMED_BY, {"token": token})
+    return cursor.fetchall()
+
+
+# ── Holding and settling ──────────────────────────────────────────────────────────────────────────────────
+
+
+def renew(cursor: Cursor, claims: Collection[Claim]) -> dict[int, bool]:
+    """Vouch for claims. Returns the ids that still hold, each with whether a stop was asked for."""
+    cursor.execute(sql.RENEW, _guards(claims))
+    return dict(cursor.fetchall())
+
+
+def progress(cursor: Cursor, notes: Sequence[tuple[Claim, str]]) -> set[int]:
+    """Merge notes, each a JSON text, into the metadata of claimed jobs. Returns the ids that changed."""
+    guards = _guards([claim for claim, _ in notes])
+    cursor.execute(sql.PROGRESS, guards | {"notes": [note for _, note in notes]})
+    return {id for (id,) in cursor.fetchall()}
+
+
+def held(cursor: Cursor, claims: Collection[Claim]) -> tuple[set[int], set[int]]:
+    """The ids among `claims` whose claim still holds, and of those that their holder has completed."""
+    cursor.execute(sql.HELD, _guards(claims))
+    rows = cursor.fetchall()
+    return {id for id, completed in rows if not completed}, {id for id, completed in rows if completed}
+
+
+def settle(cursor: Cursor, settlements: Sequence[Settlement]) -> set[int]:
+    """Write verdicts under the guard of their claims. Returns the ids that changed.
+
+    An id that is missing from the answer is either locked by somebody just now or no longer ours; `held`
+    tells which. The caller must look.
+    """
+    plain: list[Settlement] = []
+    other: list[Settlement] = []
+    for settlement in settlements:
+        claim, verdict = settlement
+        is_plain = verdict.event is Event.COMPLETE and not verdict.note and claim.unknown_since is None
+        (plain if is_plain or _deletes(verdict) else other).append(settlement)
+    settled: set[int] = set()
+    if plain:
+        guards = _guards([claim for claim, _ in plain])
+        if config().deletes_completed:
+            cursor.execute(sql.COMPLETE_AND_DELETE, guards)
+        else:
+            cursor.execute(sql.COMPLETE, guards | {"results": [verdict.result for _, verdict in plain]})
+        settled.update(id for (id,) in cursor.fetchall())
+    if other:
+        cursor.execute(sql.SETTLE, _settlement_parameters(other))
+        settled.update(id for (id,) in cursor.fetchall())
+    return settled
+
+
+def complete_own(cursor: Cursor, claim: Claim, verdict: Verdict) -> bool:
+    """Complete a job in the transaction of its own effects. False when the claim was lost."""
+    statement = sql.COMPLETE_OWN_AND_DELETE if _deletes(verdict) else sql.COMPLETE_OWN
+    guard = {"id": claim.id, "token": claim.token, "attempts": claim.attempts}
+    cursor.execute(statement, guard | {"result": verdict.result, "note": json.dumps(verdict.note)})
+    return cursor.fetchone() is not None
+
+
+def _deletes(verdict: Verdict) -> bool:
+    return verdict.event is Event.COMPLETE and config().deletes_completed
+
+
+def _guards(claims: Collection[Claim]) -> dict[str, Any]:
+    return {
+        "ids": _array(claim.id for claim in claims),
+        "tokens": _array(map(_token, claims)),
+        "attempts": _array(claim.attempts for claim in claims),
+    }
+
+
+def _token(claim: Claim) -> str:
+    return "NULL" if claim.token is None else claim.token.hex
+
+
+def _array(values: Iterable[object]) -> str:
+    """Numbers and UUIDs as an array literal: one type of parameter, and one conversion, for all of them."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def _settlement_parameters(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    verdicts = [verdict for _, verdict in settlements]
+    errors = [verdict.error for verdict in verdicts]
+    return _guards([claim for claim, _ in settlements]) | {
+        "statuses": [verdict.status.value for verdict in verdicts],
+        "delays": [None if verdict.delay is None else float(verdict.delay) for verdict in verdicts],
+        "refunds": [int(verdict.refunded) for verdict in verdicts],
+        "crashes": [int(verdict.crashed) for verdict in verdicts],
+        "results": [verdict.result for verdict in verdicts],
+        "notes": [json.dumps(verdict.note) for verdict in verdicts],
+        "last_errors": [None if error is None else str(error) for error in errors],
+        "fingerprints": [error.fingerprint or None if error else None for error in errors],
+        "errors": [
+            None
+            if error is None
+            else json.dumps(
+                {"exception": error.exception, "message": error.message, "traceback": error.traceback}
+            )
+            for error in errors
+        ],
+    }
+
+
+# ── Sweeping ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sweep_lock(cursor: Cursor) -> bool:
+    """Become the only sweeper until the end of the transaction. False when another one is at work."""
+    cursor.execute(sql.SWEEP_LOCK, {})
+    return bool(cursor.fetchone()[0])
+
+
+def leases(cursor: Cursor) -> tuple[timedelta | None, timedelta]:
+    """The longest lease among live worker hosts, if there are any; and the server's uptime."""
+    cursor.execute(sql.LEASES, {})
+    longest, uptime = cursor.fetchone()
+    return longest, uptime
+
+
+def lost(cursor: Cursor, *, lease: timedelta, timeout: timedelta, limit: int) -> list[Claim]:
+    """Claims whose holders have been silent for longer than `lease` (`timeout` without a token), locked."""
+    cursor.execute(sql.LOST, {"lease": lease, "timeout": timeout, "limit": limit})
+    return [
+        Claim(id, token, attempts, most, name, queue, "", crashes, rerun)
+        for id, token, attempts, most, name, queue, crashes, rerun in cursor.fetchall()
+    ]
+
+
+# ── What people decide ────────────────────────────────────────────────────────────────────────────────────
+
+
+def cancel(ids: Iterable[int], using: str | None = None) -> set[int]:
+    """Cancel queued jobs. Returns the ids that changed; the others are not queued, or just being claimed."""
+    return _change(sql.CANCEL, ids, using)
+
+
+def request_stop(ids: Iterable[int], using: str | None = None) -> set[int]:
+    """Ask the workers that run these jobs to stop them. Returns the ids that are being run by one."""
+    return _change(sql.REQUEST_STOP, ids, using)
+
+
+def retry(ids: Iterable[int], using: str | None = None) -> set[int]:
+    """Queue failed and cancelled jobs again, due now, with fresh attempts. Returns the ids that changed.
+
+    A job whose unique key is taken by one that waits or runs is left; of several, the first takes the key.
+    """
+    ids = sorted(ids)
+    try:
+        with transaction.atomic(using=using or config().DATABASE):
+            return _change(sql.RETRY, ids, using)
+    except IntegrityError as error:  # somebody has taken a key at this very moment
+        if getattr(getattr(error.__cause__, "diag", None), "constraint_name", None) != "uq_jobs_unique_key":
+            raise
+        if len(ids) == 1:
+            return set()
+        half = len(ids) // 2
+        return retry(ids[:half], using) | retry(ids[half:], using)
+
+
+def discard(ids: Iterable[int], using: str | None = None) -> set[int]:
+    """Make dead letters cancelled. Returns the ids that changed."""
+    return _change(sql.DISCARD, ids, using)
+
+
+def _change(statement: str, ids: Iterable[int], using: str | None) -> set[int]:
+    with connections[using or config().DATABASE].cursor() as cursor:
+        cursor.execute(statement, {"ids": list(ids)})
+        return {id for (id,) in cursor.fetchall()}
+
+
+# ── Pruning ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def prune(cursor: Cursor, status: Status, *, age: timedelta, limit: int) -> int:
+    """Delete up to `limit` jobs that finished with `status` longer than `age` ago. Returns how many."""
+    cursor.execute(sql.PRUNE[status], {"age": age, "limit": limit})
+    return cursor.rowcount
+
+
+def prunable(cursor: Cursor, status: Status, *, age: timedelta) -> int:
+    """How many jobs `prune` would find."""
+    cursor.execute(sql.PRUNABLE[status], {"age": age})
+    return int(cursor.fetchone()[0])
+
+
+# ── Worker hosts ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Host(NamedTuple):
+    """What a worker host tells about itself."""
+
+    id: UUID
+    hostname: str
+    pid: int
+    queues: Sequence[str] | None
+    processes: int
+    threads: int
+    async_slots: int
+    lease: timedelta
+    version: str
+
+
+def announce_worker(cursor: Cursor, host: Host, *, state: str, running: int) -> None:
+    """Say that a host is alive, what it is about, and how many jobs it runs."""
+    queues = None if host.queues is None else json.dumps(list(host.queues))
+    cursor.execute(
+        sql.ANNOUNCE_WORKER, host._asdict() | {"queues": queues, "state": state, "running": running}
+    )
+
+
+def forget_worker(cursor: Cursor, id: UUID) -> None:
+    """Delete the row of a host that ends."""
+    cursor.execute(sql.FORGET_WORKER, {"id": id})
+
+
+def prune_workers(cursor: Cursor) -> int:
+    """Delete the rows of hosts that ended without a word, a day later. Returns how many."""
+    cursor.execute(sql.PRUNE_WORKERS, {})
+    return cursor.rowcount
+
+
+def end_sessions(cursor: Cursor, names: Sequence[str]) -> int:
+    """End the database sessions of killed executors, by their application names. Returns how many."""
+    cursor.execute(sql.END_SESSIONS, {"names": list(names)})
+    return int(cursor.fetchone()[0])
+
+
+# ── Looking ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class QueueStats(NamedTuple):
+    queue_name: str
+    queued: int
+    due: int
+    oldest_due_age: float | None  # seconds
+    processing: int
+    failed: int
+    completed_lately: int
+    failed_lately: int
+    paused: bool
+
+
+class LiveWorker(NamedTuple):
+    hostname: str
+    pid: int
+    queues: list[str] | None
+    state: str
+    running: int
+    slots: int
+    silent_for: float  # seconds
+
+
+def queue_stats(cursor: Cursor, window: timedelta) -> list[QueueStats]:
+    """One entry for each queue that is paused or has jobs that wait, run, failed, or finished in `window`."""
+    cursor.execute(sql.QUEUE_STATS, {"window": window})
+    return [QueueStats(*row) for row in cursor.fetchall()]
+
+
+def live_workers(cursor: Cursor) -> list[LiveWorker]:
+    """The worker hosts that were heard of within their lease."""
+    cursor.execute(sql.LIVE_WORKERS, {})
+    return [
+        LiveWorker(hostname, pid, json.loads(queues) if isinstance(queues, str) else queues, *rest)
+        for hostname, pid, queues, *rest in cursor.fetchall()
+    ]
+
+
+def now(alias: str) -> datetime:
+    """What time it is, by the database's clock."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql.NOW, {})
+        instant: datetime = cursor.fetchone()[0]
+        return instant
+
+
+@contextmanager
+def looking(alias: str, patience: timedelta) -> Iterator[None]:
+    """A transaction of our own for reading a page, in which no statement takes longer than `patience`.
+
+    One that would is cancelled, and raises OperationalError. Inside a transaction of the caller there is no
+    limit, since it would not end with us.
+    """
+    outermost = not connections[alias].in_atomic_block
+    with own_transaction(alias) as cursor:
+        if outermost:
+            cursor.execute(sql.PATIENCE, {"milliseconds": int(patience.total_seconds() * 1000)})
+        yield
+
+
+def estimate(alias: str) -> int:
+    """Roughly how many jobs there are, at no cost; zero when nothing is known."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql.ESTIMATE, {})
+        row = cursor.fetchone()
+        return max(row[0], 0) if row else 0
+
+
+def queue_names(alias: str, limit: int) -> list[str]:
+    """Names of queues in which jobs wait, came lately, or failed, in order."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql.QUEUE_NAMES, {"limit": limit})
+        return [name for (name,) in cursor.fetchall()]
+
+
+class Text(NamedTuple):
+    """A text of a job as a page can bear it."""
+
+    size: int  # in bytes, of all of it
+    shown: str
+    cut: bool
+
+
+def texts(id: int, alias: str, *, most: int, most_errors: int, pretty: int) -> dict[str, Text]:
+    """The payload, result, metadata, errors and last error of a job, by name; without those it lacks."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql.TEXTS, {"id": id, "most": most, "most_errors": most_errors, "pretty": pretty})
+        return {name: Text(*rest) for name, *rest in cursor.fetchall()}
+
+
+class Catalog(NamedTuple):
+    """What the database knows of the table of jobs."""
+
+    exists: bool
+    statuses: list[str]  # in their order
+    triggers: list[str]  # those that fire
+    indexes: list[str]  # those that can be used
+    storage: list[str] | None  # name=value
+
+
+def catalog(alias: str) -> Catalog:
+    """What the catalog says about the table of jobs, which may be missing."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql.CATALOG, {})
+        return Catalog(*cursor.fetchone())
+
+
+class Connections(NamedTuple):
+    """How many sessions may be open, by each limit that there is, and what worker hosts may take of them."""
+
+    server: int
+    role: int | None
+    database: int | None
+    hosts: int  # that are alive
+    needed: int  # by these
+
+
+def connections_of(cursor: Cursor) -> Connections:
+    """The limits of sessions for this role and database, and what the hosts that are alive may take."""
+    cursor.execute(sql.CONNECTIONS, {})
+    server, role, database, hosts, needed = cursor.fetchone()
+    return Connections(server, role, database, hosts, int(needed))
+
+
+def place(cursor: Cursor) -> tuple[str, float]:
+    """What tells this database from any other."""
+    cursor.execute(sql.PLACE, {})
+    name, started_at = cursor.fetchone()
+    return name, started_at
+
+
+class CallForm(NamedTuple):
+    """Jobs of one name that pass their arguments in the same way."""
+
+    job_name: str
+    is_call: bool  # False when the payload cannot be read as a call
+    args: int  # positional arguments
+    keywords: list[str]
+    jobs: int  # among those that were looked at
+    latest: int  # the id of one
+    more: bool  # whether there may be jobs, of any name, that were not looked at
+
+
+def live_calls(cursor: Cursor, limit: int) -> list[CallForm]:
+    """The calls of jobs that run or wait: in each queue and priority, of the first and last `limit` jobs."""
+    cursor.execute(sql.LIVE_CALLS, {"limit": limit})
+    return [CallForm(*row) for row in cursor.fetchall()]
+
+
+def dead_calls(cursor: Cursor, limit: int) -> list[CallForm]:
+    """The calls of the latest dead letters, at most twice `limit`."""
+    cursor.execute(sql.DEAD_CALLS, {"limit": limit})
+    return [CallForm(*row) for row in cursor.fetchall()]
+
+
+# ── In tests ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pass_time(cursor: Cursor, *, queue: str | None, most: timedelta) -> timedelta:
+    """Let time pass until the next job is due, of this queue if one is given; at most so much.
+
+    All that waits comes nearer by as much. Returns how much time has passed.
+    """
+    cursor.execute(sql.PASS_TIME, {"queue": queue, "most": most.total_seconds()})
+    return min(timedelta(seconds=cursor.fetchone()[0]), most)
+
+
+# ── Notifications ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def probe(cursor: Cursor, channel: str) -> None:
+    """Notify a channel, to see whether our own listener hears it."""
+    cursor.execute(sql.PROBE, {"channel": channel})

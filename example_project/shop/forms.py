@@ -1,0 +1,9 @@
+from django import forms
+
+from .models import Order
+
+
+class OrderForm(forms.ModelForm):
+    class Meta:
+        model = Order
+        fields = ("product", "quantity", "email")
