@@ -53,6 +53,7 @@ max_connections = 200
 fsync = {durable}
 synchronous_commit = {durable}
 full_page_writes = {durable}
+autovacuum = {durable}
 """
 
 

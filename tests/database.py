@@ -77,7 +77,7 @@ def docker() -> tuple[str, str]:
             from testcontainers.community.postgres import PostgresContainer
 
             container = PostgresContainer("postgres:18-alpine", dbname="pgjobs", driver=None)
-            container.with_command("-c max_connections=200 -c fsync=off").start()
+            container.with_command("-c max_connections=200 -c fsync=off -c autovacuum=off").start()
             atexit.register(container.stop)
         except Exception as error:  # an engine may answer and be unable to pull, to start, to publish a port
             raise Unavailable(f"Docker answers, but {type(error).__name__}: {error}") from error

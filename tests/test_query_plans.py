@@ -104,11 +104,17 @@ class Planner:
         self.names.clear()
 
     def run(self, statement: str, parameters: dict[str, Any]) -> Run:
-        """Execute and roll back. Twice, since the first time reads some of the catalog as well."""
-        with self.transaction() as cursor:
-            self._execute(cursor, statement, parameters)
-        with self.transaction() as cursor:
-            return self._execute(cursor, statement, parameters)
+        """Execute and roll back, and return the cheapest of three runs.
+
+        The first one reads some of the catalog as well. And while anybody else has a snapshot of this
+        database, as a passing autovacuum has, nothing is pruned: then a page has no room for what is written,
+        and that goes to another page and into each index.
+        """
+        runs = []
+        for _ in range(3):
+            with self.transaction() as cursor:
+                runs.append(self._execute(cursor, statement, parameters))
+        return min(runs, key=lambda run: run.pages)
 
     @contextmanager
     def transaction(self):
