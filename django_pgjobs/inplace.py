@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import psycopg
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 
 from . import execution, jobs, store
 from .abort import ThreadAbort
@@ -137,9 +137,19 @@ def execute(claim: Claim, alias: str) -> Ran:
 def _settle(claim: Claim, outcome: Outcome, alias: str) -> Verdict:
     verdict = decide(outcome, claim, jobs.policy_of(claim.job_name))
     if not isinstance(outcome, Completed) or not outcome.recorded:
-        with store.own_transaction(alias) as cursor:
-            store.settle(cursor, [(claim, verdict)])
+        try:
+            _write_down(claim, verdict, alias)
+        except (OperationalError, InterfaceError):
+            if is_in_transaction(connections[alias]):
+                raise  # it is gone with all that the caller did
+            connections[alias].close()  # the body has lost it
+            _write_down(claim, verdict, alias)
     return verdict
+
+
+def _write_down(claim: Claim, verdict: Verdict, alias: str) -> None:
+    with store.own_transaction(alias) as cursor:
+        store.settle(cursor, [(claim, verdict)])
 
 
 class _Body(ThreadAbort):

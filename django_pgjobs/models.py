@@ -6,6 +6,7 @@ status. So a job can be inserted and read here, and not saved.
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Iterable
@@ -227,8 +228,9 @@ class BackgroundJob(models.Model):
     def wait(self, timeout: float | timedelta) -> Self:
         """Wait until the job is finished, and return self, refreshed. For the rare caller that cannot go on.
 
-        `timeout` in seconds, or a timedelta. Raises TimeoutError when it has passed, DoesNotExist once the
-        row is deleted, and TransactionManagementError inside a transaction: what it enqueued, no worker sees.
+        `timeout` in seconds, or a timedelta; ValueError for a NaN. Raises TimeoutError when
+        it has passed, DoesNotExist once the row is deleted, and TransactionManagementError inside a
+        transaction: what it enqueued, no worker sees.
         """
         using = self._state.db or DEFAULT_DB_ALIAS
         if connections[using].in_atomic_block:
@@ -238,6 +240,8 @@ class BackgroundJob(models.Model):
                 " django_pgjobs.testing.drain() in a test."
             )
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if math.isnan(seconds):
+            raise ValueError(f"timeout has to be seconds or a timedelta, not {timeout!r}.")
         end = time.monotonic() + seconds
         pause = 0.01
         while self.refresh().status not in FINISHED:

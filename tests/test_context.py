@@ -425,6 +425,12 @@ def test_waiting_ends_when_the_job_does():
 
 
 @pytest.mark.django_db(transaction=True)
+def test_nobody_waits_for_a_time_that_is_none():
+    with pytest.raises(ValueError, match="timeout has to be seconds or a timedelta, not nan"):
+        look.enqueue().wait(float("nan"))
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_job_that_is_gone_is_not_waited_for(settings):
     settings.PGJOBS = {"COMPLETED_RETENTION": 0}
     enqueued = look.enqueue()

@@ -75,6 +75,21 @@ def test_outside_of_transactions_too():
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("notices", [True, False])
+def test_a_job_that_loses_the_connection_is_settled_on_another(notices):
+    def lose():
+        with connection.cursor() as cursor, session() as other:
+            cursor.execute("SELECT pg_backend_pid()")
+            other.execute("SELECT pg_terminate_backend(%s, 10000)", cursor.fetchone())
+            if notices:
+                cursor.execute("SELECT 1")
+
+    failed = job(name="tests.lose", max_attempts=1)(lose).enqueue()
+    assert failed.status == ("failed" if notices else "completed")
+    assert add.enqueue(1, 2).result == 3
+
+
+@pytest.mark.django_db(transaction=True)
 def test_in_a_transaction_too():
     with transaction.atomic():
         run_a_few()
