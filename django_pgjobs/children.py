@@ -200,7 +200,9 @@ class Child:
             self.channel.send([["recall", tickets]])
 
     def abort(self, held: Held, reason: str, text: str) -> None:
-        """Raise an exception in the body of a running job."""
+        """Raise an exception in the body of a running job, unless its mark tells that it has returned."""
+        if held.completed:
+            return
         held.abort_reason = reason
         held.aborted_at = clock()
         self.aborting[held.ticket] = held

@@ -2,8 +2,9 @@
 
 An executor knows nothing of the queue. It has `threads` slots for plain job functions, each a thread, and
 `async_slots` for async ones, all on one event loop. Before a body is entered, a mark says that it starts: so
-whatever kills this process, the supervisor knows which jobs it took along. The outcomes of short jobs are
-gathered for some milliseconds while there is more to do, since each message makes all threads change places.
+whatever kills this process, the supervisor knows which jobs it took along. The outcomes of short jobs that
+return nothing are gathered for some milliseconds while there is more to do, since each message makes all
+threads change places. Their marks tell as much, should the message never be sent.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from .store import Claim
 logger = logging.getLogger(__name__)
 
 SHORT = 0.001  # seconds within which a job is likely to end, for the outcomes before it to wait for its own
-LINGER = 0.003  # seconds that an outcome waits for others at most
+LINGER = 0.003  # seconds that an outcome waits for others at most, where its mark tells it
 
 ABORTS = {"timeout": JobTimeout, "stop": JobStopped}
 
@@ -206,7 +207,10 @@ class _Announcer:
             refresh_connections(open_connections())
             for values in news:
                 ended = Finished.from_plain(values)
-                execution.announce(*ended)
+                try:
+                    execution.announce(*ended)
+                except BaseException:  # SystemExit, say, which would end this thread and silence the signal
+                    logger.exception("%s: a receiver of job_finished failed.", ended.claim)
                 leave_no_transaction(ended.claim, open_connections())
         connections.close_all()
 
@@ -235,7 +239,10 @@ class _Outbox:
         self._marks.start(self._cells[self._next], ticket)
 
     def end(self, reports: list[list[Any]], outcome: Outcome, now: float) -> None:
-        """Take in what is to be said at the end of the job that was started last."""
+        """Take in what is to be said at the end of the job that was started last.
+
+        Only what its mark tells as well may wait for others: all else would be lost with the process.
+        """
         cell = self._cells[self._next]
         self._next = (self._next + 1) % len(self._cells)
         if outcome is NO_RESULT:
@@ -244,6 +251,8 @@ class _Outbox:
             self.since = self.since if self._reports else now
             self._reports += reports
             self._ended.append(cell)
+        if outcome is not NO_RESULT or self.is_full:
+            self.send()
 
     def send(self) -> None:
         with self._lock:
@@ -334,8 +343,6 @@ class _ThreadSlots:
                 refresh_connections(opened.connections)
             outcome = execution.run(claim, abort, self._progress.report_of(ticket))
             now = time.perf_counter()
-            reports = [*self._progress.last_words(ticket), _done(assignment, outcome, now - began)]
-            outbox.end(reports, outcome, now)
             self._durations[claim.job_name] = now - began
             del self._running[ticket]
             if abort.error is not None:
@@ -344,6 +351,9 @@ class _ThreadSlots:
                 opened.has_changed = False
                 opened.connections = open_connections()
                 leave_no_transaction(claim, opened.connections)
+            # Only now: who hears of the end of a job may count on it that nothing is left of it.
+            reports = [*self._progress.last_words(ticket), _done(assignment, outcome, now - began)]
+            outbox.end(reports, outcome, now)
         connections.close_all()
 
     def _next(self, outbox: _Outbox) -> Assignment | None:
@@ -372,7 +382,7 @@ class _ThreadSlots:
     def _may_linger(self, outbox: _Outbox, claim: Claim, now: float) -> bool:
         """Whether outcomes can wait for that of the next job."""
         is_short = self._durations.get(claim.job_name, SHORT) < SHORT
-        if not is_short or outbox.is_full or now - outbox.since > LINGER:
+        if not is_short or now - outbox.since > LINGER:
             return False
         if not self._lingers:
             self._lingers = True
@@ -503,11 +513,10 @@ class _AsyncSlots:
             self._marks.complete(cell)
         self._ended.append(cell)
         assert self._loop is not None
-        if not self._reports:
-            if self._line and duration < SHORT:
-                self._loop.call_later(LINGER, self._send_reports)
-            else:
-                self._loop.call_soon(self._send_reports)
+        if not (outcome is NO_RESULT and self._line and duration < SHORT):
+            self._loop.call_soon(self._send_reports)
+        elif not self._reports:
+            self._loop.call_later(LINGER, self._send_reports)
         self._reports += self._progress.last_words(assignment.ticket)
         self._reports.append(_done(assignment, outcome, duration))
 

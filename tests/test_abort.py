@@ -15,7 +15,7 @@ from django.db import connection
 from django_pgjobs.abort import ThreadAbort
 from django_pgjobs.channel import Channel, clock
 from django_pgjobs.children import Child, Held
-from django_pgjobs.exceptions import JobTimeout
+from django_pgjobs.exceptions import JobStopped, JobTimeout
 from django_pgjobs.marks import Marks
 from django_pgjobs.models import BackgroundJob
 from django_pgjobs.store import Claim
@@ -130,6 +130,29 @@ def test_a_job_that_starts_while_it_is_being_stopped_is_told() -> None:
     messages = Channel(host[1], blocking=True).receive()
     assert [message[0] for message in messages] == ["run", "recall", "abort"]
     child.channel.close()
+    host[1].close()
+
+
+def test_a_job_that_has_returned_is_not_aborted() -> None:
+    """Its outcome is not heard yet: its process may be held up by a neighbour."""
+    host = socket.socketpair()
+    marks = Marks.private(1, 0)
+    child = Child(1, host[0], "an executor", marks)
+    claim = Claim(7, uuid.uuid4(), 1, 3, tasks.overdue.name, "default", "{}")
+    held = Held(1, claim, tasks.overdue, clock())
+    child.assign([held], half_lease=30)
+    marks.start(0, held.ticket)
+    (started,) = child.look()
+    timeouts = Timeouts()
+    timeouts.started(child, started.held, started.at - 10)
+    marks.complete(0)
+    assert child.look() == []
+    timeouts.enforce([child])
+    child.abort(held, "stop", JobStopped.message)
+    assert held.abort_reason == ""
+    child.channel.close()
+    messages = Channel(host[1], blocking=True).receive()
+    assert [message[0] for message in messages] == ["run"]
     host[1].close()
 
 

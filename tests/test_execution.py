@@ -14,6 +14,7 @@ from datetime import timedelta
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ValidationError
+from django.db import connection, transaction
 from django.utils import timezone, translation
 from django.utils.translation import gettext_lazy
 
@@ -33,6 +34,7 @@ from django_pgjobs.lifecycle import (
 )
 from django_pgjobs.marks import Marks, size
 from django_pgjobs.store import Claim
+from tests.models import Effect
 
 NAME = "tests.body"
 
@@ -473,6 +475,53 @@ def test_an_abort_right_after_the_start_was_marked_is_not_lost(slots_class):
     outcome = relay.done.get(timeout=30)
     slots.stop()
     assert (outcome, entered) == (Stopped(), [])
+
+
+@pytest.mark.parametrize("slots_class", [_ThreadSlots, _AsyncSlots])
+def test_a_result_is_sent_before_the_next_job_starts(slots_class):
+    """It would be lost with the process. That a job returned nothing is told by its mark, and may wait."""
+    relay = Relay()
+    relay.abort = lambda ticket, error: None
+    sent = []
+
+    def body(number):
+        sent.append(relay.done.qsize())
+        return number
+
+    async def abody(number):
+        await asyncio.sleep(0)  # each is started along with the end of the one before
+        return body(number)
+
+    job(name=NAME)(abody if slots_class is _AsyncSlots else body)
+    limit = [1] if slots_class is _AsyncSlots else []
+    slots = slots_class(relay, *limit, relay, _Progress(relay))
+    claims = [claim(payload=f'{{"args": [{number}]}}') for number in range(3)]
+    slots.accept([Assignment(ticket, float("inf"), one) for ticket, one in enumerate(claims, 1)])
+    assert [relay.done.get(timeout=30).result for _ in range(3)] == ["0", "1", "2"]
+    slots.stop()
+    assert sent == [0, 1, 2]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_is_left_of_a_job_when_its_end_is_told():
+    class Witness(Relay):
+        def send(self, messages):
+            super().send(messages)
+            is_open.append(connection.connection is not None)
+
+    def body():
+        transaction.set_autocommit(False)
+        return Effect.objects.count()
+
+    is_open = []
+    job(name=NAME)(body)
+    relay = Witness()
+    relay.abort = lambda ticket, error: None
+    slots = _ThreadSlots(relay, relay, _Progress(relay))
+    slots.accept([Assignment(1, float("inf"), claim())])
+    assert relay.done.get(timeout=30) == Completed("0")
+    slots.stop()
+    assert is_open == [False]
 
 
 @pytest.mark.parametrize(("delay", "seconds"), DELAYS)
