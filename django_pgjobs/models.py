@@ -228,9 +228,9 @@ class BackgroundJob(models.Model):
     def wait(self, timeout: float | timedelta) -> Self:
         """Wait until the job is finished, and return self, refreshed. For the rare caller that cannot go on.
 
-        `timeout` in seconds, or a timedelta; ValueError for a NaN. Raises TimeoutError when
-        it has passed, DoesNotExist once the row is deleted, and TransactionManagementError inside a
-        transaction: what it enqueued, no worker sees.
+        `timeout` in seconds, or a timedelta. Raises TimeoutError when it has passed, ValueError where it is
+        no number, DoesNotExist once the row is deleted, and TransactionManagementError inside a transaction:
+        what it enqueued, no worker sees.
         """
         using = self._state.db or DEFAULT_DB_ALIAS
         if connections[using].in_atomic_block:
