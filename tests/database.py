@@ -65,7 +65,11 @@ def embedded() -> tuple[str, str]:
         server = embedded_postgres.start(f"tests-{os.getpid()}")
     except RuntimeError as error:
         raise Unavailable(str(error)) from error
-    return server.url("pgjobs"), f"embedded, programs from {server.bindir}"
+    return embedded_choice(server)[1:]
+
+
+def embedded_choice(server: embedded_postgres.Server) -> Choice:
+    return Choice("embedded", server.url("pgjobs"), f"embedded, programs from {server.bindir}")
 
 
 def docker() -> tuple[str, str]:
