@@ -886,54 +886,156 @@ SELECT count(*) FILTER (WHERE pg_terminate_backend(activity.pid, 1000))
 
 # ── Looking ───────────────────────────────────────────────────────────────────────────────────────────────
 
-# One row for each queue that has anything to say, or is paused. Of finished jobs only the dead letters are
-# counted in full; the rest by what finished within %(window)s, so that history costs nothing.
+# Each queue and priority in which jobs wait, found by stepping through the claim index.
+_LEVELS = """
+levels (queue_name, priority) AS (
+    (SELECT job.queue_name, job.priority
+       FROM background_jobs AS job
+      WHERE job.status = 'queued'
+      ORDER BY job.queue_name, job.priority DESC
+      LIMIT 1)
+    UNION ALL
+    SELECT next.queue_name, next.priority
+      FROM levels
+     CROSS JOIN LATERAL (
+           (SELECT job.queue_name, job.priority
+              FROM background_jobs AS job
+             WHERE job.status = 'queued'
+               AND job.queue_name = levels.queue_name
+               AND job.priority < levels.priority
+             ORDER BY job.priority DESC
+             LIMIT 1)
+           UNION ALL
+           (SELECT job.queue_name, job.priority
+              FROM background_jobs AS job
+             WHERE job.status = 'queued'
+               AND job.queue_name > levels.queue_name
+             ORDER BY job.queue_name, job.priority DESC
+             LIMIT 1)
+           LIMIT 1) AS next
+)
+"""
+
+# One row for each queue that has anything to say, or is paused. Neither backlog nor history costs more than a
+# bounded number of rows. Of what waits, the first %(most)s are counted in each queue and priority, fewer
+# where there are more than ten of these, and of these the first thousand; of what runs, %(most)s; of dead
+# letters and of what completed within %(window)s, the newest %(most)s.
+#
+# Where more than that finished in the window, the period that is looked back at is shorter: as long as all
+# that finished in it was counted. Pickup is how long what completed had been due when it was claimed.
 QUEUE_STATS = """
-WITH counted (queue_name, queued, due, oldest_due, processing, failed, completed_lately, failed_lately) AS (
-    SELECT job.queue_name, count(*), count(*) FILTER (WHERE job.run_at <= statement_timestamp()),
-           min(job.run_at) FILTER (WHERE job.run_at <= statement_timestamp() AND isfinite(job.run_at)),
-           0, 0, 0, 0
-      FROM background_jobs AS job
-     WHERE job.status = 'queued'
+WITH RECURSIVE <levels>, level AS MATERIALIZED (
+    SELECT levels.queue_name, levels.priority FROM levels LIMIT 1000
+), share (jobs) AS MATERIALIZED (
+    SELECT CASE WHEN count(*) > 10 THEN LEAST(%(most)s, GREATEST(10 * %(most)s / count(*), 100))
+                ELSE %(most)s END
+      FROM level
+), waiting AS (
+    SELECT level.queue_name,
+           sum(LEAST(due.jobs, share.jobs)) AS due, sum(LEAST(later.jobs, share.jobs)) AS later,
+           min(due.oldest) AS oldest,
+           bool_or(due.jobs > share.jobs) AS more_due, bool_or(later.jobs > share.jobs) AS more_later
+      FROM level
+     CROSS JOIN share
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS jobs, min(counted.run_at) AS oldest
+             FROM (SELECT job.run_at
+                     FROM background_jobs AS job
+                    WHERE job.status = 'queued'
+                      AND job.queue_name = level.queue_name
+                      AND job.priority = level.priority
+                      AND job.run_at <= statement_timestamp()
+                    ORDER BY job.run_at
+                    LIMIT share.jobs + 1) AS counted) AS due
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS jobs
+             FROM (SELECT
+                     FROM background_jobs AS job
+                    WHERE job.status = 'queued'
+                      AND job.queue_name = level.queue_name
+                      AND job.priority = level.priority
+                      AND job.run_at > statement_timestamp()
+                    ORDER BY job.run_at
+                    LIMIT share.jobs + 1) AS counted) AS later
+     GROUP BY level.queue_name
+), running AS (
+    SELECT job.queue_name, count(*) AS jobs, sum(count(*)) OVER () > %(most)s AS more
+      FROM (SELECT job.queue_name
+              FROM background_jobs AS job
+             WHERE job.status = 'processing'
+             LIMIT %(most)s + 1) AS job
      GROUP BY job.queue_name
-     UNION ALL
-    SELECT job.queue_name, 0, 0, NULL, count(*), 0, 0, 0
-      FROM background_jobs AS job
-     WHERE job.status = 'processing'
-     GROUP BY job.queue_name
-     UNION ALL
-    SELECT job.queue_name, 0, 0, NULL, 0, count(*), 0,
-           count(*) FILTER (WHERE job.updated_at > statement_timestamp() - %(window)s::interval)
+), newest_dead AS MATERIALIZED (
+    SELECT job.queue_name, job.updated_at
       FROM background_jobs AS job
      WHERE job.status = 'failed'
-     GROUP BY job.queue_name
-     UNION ALL
-    SELECT job.queue_name, 0, 0, NULL, 0, 0, count(*), 0
+     ORDER BY job.updated_at DESC
+     LIMIT %(most)s + 1
+), newest_done AS MATERIALIZED (
+    SELECT job.queue_name, job.updated_at,
+           GREATEST(EXTRACT(EPOCH FROM job.attempted_at - GREATEST(job.run_at, job.created_at)), 0)::float8
+           AS pickup
       FROM background_jobs AS job
      WHERE job.status = 'completed'
        AND job.updated_at > statement_timestamp() - %(window)s::interval
-     GROUP BY job.queue_name
-     UNION ALL
-    SELECT queue.name, 0, 0, NULL, 0, 0, 0, 0
+     ORDER BY job.updated_at DESC
+     LIMIT %(most)s + 1
+), period (since) AS MATERIALIZED (
+    SELECT GREATEST(statement_timestamp() - %(window)s::interval,
+                    (SELECT min(updated_at) FROM newest_dead HAVING count(*) > %(most)s),
+                    (SELECT min(updated_at) FROM newest_done HAVING count(*) > %(most)s))
+), dead AS (
+    SELECT newest_dead.queue_name, count(*) AS jobs, sum(count(*)) OVER () > %(most)s AS more,
+           count(*) FILTER (WHERE newest_dead.updated_at > period.since) AS lately
+      FROM newest_dead
+     CROSS JOIN period
+     GROUP BY newest_dead.queue_name
+), done AS (
+    SELECT newest_done.queue_name, count(*) AS lately,
+           percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (ORDER BY newest_done.pickup) AS pickup
+      FROM newest_done
+     CROSS JOIN period
+     WHERE newest_done.updated_at > period.since
+     GROUP BY newest_done.queue_name
+), paused AS (
+    SELECT queue.name AS queue_name, queue.paused_at, queue.paused_by, left(queue.reason, 300) AS reason
       FROM background_queues AS queue
      WHERE queue.paused_at IS NOT NULL
 )
-SELECT counted.queue_name, sum(queued)::bigint, sum(due)::bigint,
-       EXTRACT(EPOCH FROM statement_timestamp() - min(oldest_due))::float8,
-       sum(processing)::bigint, sum(failed)::bigint, sum(completed_lately)::bigint,
-       sum(failed_lately)::bigint, bool_or(queue.paused_at IS NOT NULL)
-  FROM counted
-  LEFT JOIN background_queues AS queue ON queue.name = counted.queue_name
- GROUP BY counted.queue_name
- ORDER BY counted.queue_name
-"""
+SELECT queue_name,
+       COALESCE(waiting.due + waiting.later, 0)::bigint,
+       COALESCE(waiting.due, 0)::bigint,
+       EXTRACT(EPOCH FROM statement_timestamp() - waiting.oldest)::float8,
+       COALESCE(running.jobs, 0),
+       COALESCE(dead.jobs, 0),
+       COALESCE(done.lately, 0),
+       COALESCE(dead.lately, 0),
+       done.pickup[1], done.pickup[2],
+       paused.paused_at IS NOT NULL,
+       EXTRACT(EPOCH FROM statement_timestamp() - paused.paused_at)::float8,
+       COALESCE(paused.paused_by, ''), COALESCE(paused.reason, ''),
+       array_remove(ARRAY[CASE WHEN waiting.more_due OR waiting.more_later THEN 'queued' END,
+                          CASE WHEN waiting.more_due THEN 'due' END,
+                          CASE WHEN running.more THEN 'processing' END,
+                          CASE WHEN dead.more THEN 'failed' END], NULL),
+       EXTRACT(EPOCH FROM statement_timestamp() - period.since)::float8
+  FROM waiting
+  FULL JOIN running USING (queue_name)
+  FULL JOIN dead USING (queue_name)
+  FULL JOIN done USING (queue_name)
+  FULL JOIN paused USING (queue_name)
+ CROSS JOIN period
+ ORDER BY queue_name
+""".replace("<levels>", _LEVELS.strip())
 
-LIVE_WORKERS = """
-SELECT worker.hostname, worker.pid, worker.queues, worker.state, worker.running,
+# All hosts that have not been forgotten, and whether they were heard of within their lease.
+WORKERS = """
+SELECT worker.id, worker.hostname, worker.pid, worker.queues, worker.state, worker.running,
        worker.processes * (worker.threads + worker.async_slots) AS slots,
-       EXTRACT(EPOCH FROM statement_timestamp() - worker.last_seen_at)::float8 AS silent_for
+       EXTRACT(EPOCH FROM statement_timestamp() - worker.started_at)::float8 AS up_for,
+       EXTRACT(EPOCH FROM statement_timestamp() - worker.last_seen_at)::float8 AS silent_for,
+       worker.last_seen_at > statement_timestamp() - worker.lease AS is_alive
   FROM background_workers AS worker
- WHERE worker.last_seen_at > statement_timestamp() - worker.lease
  ORDER BY worker.hostname, worker.pid
 """
 
@@ -1080,32 +1182,7 @@ SELECT job.job_name, COALESCE(part.alone AND part.args IS NOT NULL AND part.kwar
 # Of the jobs that wait, in each queue and priority the first and the last %(limit)s, in the first thousand of
 # these; and those that run.
 _LIVE = """
-levels (queue_name, priority) AS (
-    (SELECT job.queue_name, job.priority
-       FROM background_jobs AS job
-      WHERE job.status = 'queued'
-      ORDER BY job.queue_name, job.priority DESC
-      LIMIT 1)
-    UNION ALL
-    SELECT next.queue_name, next.priority
-      FROM levels
-     CROSS JOIN LATERAL (
-           (SELECT job.queue_name, job.priority
-              FROM background_jobs AS job
-             WHERE job.status = 'queued'
-               AND job.queue_name = levels.queue_name
-               AND job.priority < levels.priority
-             ORDER BY job.priority DESC
-             LIMIT 1)
-           UNION ALL
-           (SELECT job.queue_name, job.priority
-              FROM background_jobs AS job
-             WHERE job.status = 'queued'
-               AND job.queue_name > levels.queue_name
-             ORDER BY job.queue_name, job.priority DESC
-             LIMIT 1)
-           LIMIT 1) AS next
-), beyond (places) AS (
+<levels>, beyond (places) AS (
     SELECT count(*) > 1000 FROM (SELECT FROM levels LIMIT 1001) AS level
 ), looked_at AS MATERIALIZED (
     SELECT waiting.id, concat(level.priority, ' ', level.queue_name) AS place
@@ -1144,7 +1221,7 @@ beyond (places) AS (
 )
 """
 
-LIVE_CALLS = _CALLS.replace("<looked_at>", _LIVE.strip())
+LIVE_CALLS = _CALLS.replace("<looked_at>", _LIVE.strip()).replace("<levels>", _LEVELS.strip())
 DEAD_CALLS = _CALLS.replace("<looked_at>", _DEAD.strip())
 
 # ── In tests ──────────────────────────────────────────────────────────────────────────────────────────────

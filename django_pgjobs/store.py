@@ -660,40 +660,87 @@ def end_sessions(cursor: Cursor, names: Sequence[str]) -> int:
 
 
 class QueueStats(NamedTuple):
+    """What there is in one queue. "Lately" is within the period of `Queues`; times are in seconds."""
+
     queue_name: str
     queued: int
     due: int
-    oldest_due_age: float | None  # seconds
+    oldest_due_age: float | None
     processing: int
     failed: int
     completed_lately: int
     failed_lately: int
+    pickup_median: float | None  # from being due to being claimed, of the jobs that completed lately
+    pickup_p95: float | None
     paused: bool
+    paused_for: float | None
+    paused_by: str
+    paused_reason: str  # at most 300 characters
+    at_least: list[str]  # the names of the figures that would be larger if they were counted to the end
+
+    def shown(self, figure: str) -> str:
+        """A figure as people read it: "10,000+" where it was not counted to the end."""
+        return f"{getattr(self, figure):,}{'+' if figure in self.at_least else ''}"
 
 
-class LiveWorker(NamedTuple):
+class Queues(NamedTuple):
+    """Queues by name, and how far was looked back at what finished: less far where it was a lot."""
+
+    period: float  # seconds
+    queues: list[QueueStats]
+
+
+class Worker(NamedTuple):
+    """A worker host as it last told of itself; times are in seconds."""
+
+    id: UUID
     hostname: str
     pid: int
-    queues: list[str] | None
+    queues: list[str] | None  # None: all
     state: str
     running: int
     slots: int
-    silent_for: float  # seconds
+    up_for: float
+    silent_for: float
+    is_alive: bool  # heard of within its lease
+
+    @property
+    def name(self) -> str:
+        return f"{self.hostname}:{self.pid}"
+
+    @property
+    def serves(self) -> str:
+        return "all queues" if self.queues is None else ", ".join(self.queues)
 
 
-def queue_stats(cursor: Cursor, window: timedelta) -> list[QueueStats]:
-    """One entry for each queue that is paused or has jobs that wait, run, failed, or finished in `window`."""
-    cursor.execute(sql.QUEUE_STATS, {"window": window})
-    return [QueueStats(*row) for row in cursor.fetchall()]
+MOST_COUNTED = 10_000  # of one kind, in figures for people
 
 
-def live_workers(cursor: Cursor) -> list[LiveWorker]:
-    """The worker hosts that were heard of within their lease."""
-    cursor.execute(sql.LIVE_WORKERS, {})
+def queue_stats(cursor: Cursor, window: timedelta, most: int = MOST_COUNTED) -> Queues:
+    """One entry for each queue that is paused or has jobs that wait, run, failed, or completed in `window`.
+
+    Nothing is counted much further than `most`; see `sql.QUEUE_STATS`.
+    """
+    cursor.execute(sql.QUEUE_STATS, {"window": window, "most": most})
+    rows = cursor.fetchall()
+    period = rows[0][-1] if rows else window.total_seconds()
+    return Queues(period, [QueueStats(*row[:-1]) for row in rows])
+
+
+def workers(cursor: Cursor) -> list[Worker]:
+    """The worker hosts, those that ended without a word included until they are forgotten."""
+    cursor.execute(sql.WORKERS, {})
     return [
-        LiveWorker(hostname, pid, json.loads(queues) if isinstance(queues, str) else queues, *rest)
-        for hostname, pid, queues, *rest in cursor.fetchall()
+        Worker(id, hostname, pid, _names(queues), *rest)
+        for id, hostname, pid, queues, *rest in cursor.fetchall()
     ]
+
+
+def _names(queues: Any) -> list[str] | None:
+    """The queues that a host says it serves, as JSON text or decoded; None for all."""
+    if isinstance(queues, str):
+        queues = json.loads(queues)
+    return [str(name) for name in queues] if isinstance(queues, list) else None
 
 
 def now(alias: str) -> datetime:

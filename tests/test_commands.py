@@ -240,20 +240,27 @@ def test_jobstats_as_json():
     make_job("completed", queue_name="mail", updated_at=-timedelta(minutes=6))
     make_job("cancelled", queue_name="mail")
     make_job("completed", queue_name="quiet", updated_at=-timedelta(minutes=6))
-    BackgroundQueue.objects.create(name="paused", paused_at=make_job(queue_name="b").run_at)
+    BackgroundQueue.objects.create(
+        name="paused", paused_at=make_job(queue_name="b").run_at, paused_by="ada", reason="mail is down"
+    )
     BackgroundQueue.objects.create(name="resumed")
-    BackgroundWorker.objects.create(
+    alive = BackgroundWorker.objects.create(
         hostname="box", pid=7, processes=2, threads=4, async_slots=0, lease=timedelta(minutes=1), version="1",
         queues=["mail"], running=3,
+    )  # fmt: skip
+    BackgroundWorker.objects.create(
+        hostname="gone", pid=8, processes=2, threads=4, async_slots=0, lease=timedelta(minutes=1),
+        version="1", last_seen_at=make_job("cancelled", run_at=-timedelta(minutes=2)).run_at,
     )  # fmt: skip
 
     shown = stats()
 
     nothing = dict.fromkeys(
         ["queued", "due", "processing", "failed", "completed_lately", "failed_lately"], 0
-    ) | {"oldest_due_age": None, "paused": False}
+    ) | {"paused": False, "paused_by": "", "paused_reason": "", "at_least": []}
     ages = [queue.pop("oldest_due_age") for queue in shown["queues"]]
-    del nothing["oldest_due_age"]
+    pickups = [(queue.pop("pickup_median"), queue.pop("pickup_p95")) for queue in shown["queues"]]
+    pauses = [queue.pop("paused_for") for queue in shown["queues"]]
     assert shown["queues"] == [
         nothing | {"queue_name": "b", "queued": 1, "due": 1},
         {
@@ -265,17 +272,80 @@ def test_jobstats_as_json():
             "completed_lately": 1,
             "failed_lately": 1,
             "paused": False,
+            "paused_by": "",
+            "paused_reason": "",
+            "at_least": [],
         },
-        nothing | {"queue_name": "paused", "paused": True},
+        nothing
+        | {"queue_name": "paused", "paused": True, "paused_by": "ada", "paused_reason": "mail is down"},
     ]
     assert ages[0] >= 0
     assert ages[1] >= 90
     assert ages[2] is None
+    assert pickups[0] == pickups[2] == (None, None)
+    assert 0 <= pickups[1][0] == pickups[1][1]
+    assert (pauses[0], pauses[1]) == (None, None)
+    assert pauses[2] >= 0
     (worker,) = shown["workers"]
-    assert worker.pop("silent_for") >= 0
+    assert 0 <= worker.pop("silent_for") <= worker.pop("up_for")
     assert worker == {
-        "hostname": "box", "pid": 7, "queues": ["mail"], "state": "running", "running": 3, "slots": 8,
+        "id": str(alive.pk), "hostname": "box", "pid": 7, "queues": ["mail"], "state": "running",
+        "running": 3, "slots": 8, "is_alive": True,
     }  # fmt: skip
+
+
+def queues_by_name(most):
+    with connection.cursor() as cursor:
+        period, queues = store.queue_stats(cursor, timedelta(minutes=5), most)
+    return period, {queue.queue_name: queue for queue in queues}
+
+
+def test_figures_are_counted_so_far_and_no_further():
+    for priority in (0, 0, 0, 5):
+        make_job(queue_name="a", priority=priority)
+    for queue in ("a", "b", "b", "b"):
+        make_job(queue_name=queue, run_at=timedelta(hours=1))
+    for status in ("processing", "failed"):
+        for queue in ("a", "b", "b"):
+            make_job(status, queue_name=queue, updated_at=-timedelta(hours=1))
+
+    _, queues = queues_by_name(most=2)
+
+    a, b = queues["a"], queues["b"]
+    assert (a.due, a.queued, a.at_least) == (3, 4, ["queued", "due", "processing", "failed"])
+    assert (b.due, b.queued, b.at_least) == (0, 2, ["queued", "processing", "failed"])
+    assert (b.shown("due"), b.shown("queued")) == ("0", "2+")
+    assert not any(queue.at_least for queue in queues_by_name(most=3)[1].values())
+
+
+def test_many_queues_share_what_is_counted(db):
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            INSERT INTO background_jobs (queue_name, job_name, payload)
+            SELECT 'queue ' || n % 20, 'tests.jobs.add', '{}' FROM generate_series(1, 3000) AS n
+            """
+        )
+    for most, counted in ((300, 150), (250, 125), (1, 1)):
+        _, queues = queues_by_name(most)
+        assert {queue.due for queue in queues.values()} == {max(counted, min(100, most))}
+        assert all(("due" in queue.at_least) == (counted < 150) for queue in queues.values())
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_where_much_has_finished_the_period_is_shorter(status):
+    for minutes in (1, 2, 3, 4):
+        make_job(status, updated_at=-timedelta(minutes=minutes))
+        make_job("failed" if status == "completed" else "completed", updated_at=-timedelta(minutes=4))
+
+    period, queues = queues_by_name(most=10)
+    assert (period, queues["default"].completed_lately, queues["default"].failed_lately) == (300, 4, 4)
+    for _ in range(4):
+        make_job(status, updated_at=-timedelta(seconds=90))
+    period, queues = queues_by_name(most=6)
+    assert 180 <= period < 240
+    lately = (queues["default"].completed_lately, queues["default"].failed_lately)
+    assert lately == ((6, 0) if status == "completed" else (0, 6))
 
 
 @pytest.mark.parametrize("run_at", ["9999-12-30 00:00Z", "0001-01-02 00:00Z"])

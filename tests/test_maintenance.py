@@ -311,8 +311,9 @@ def test_a_host_is_announced_once_and_forgotten():
         assert (first.queues, first.lease, first.state, first.running) == (["mail"], LEASE, "running", 0)
         assert (second.state, second.running, second.started_at) == ("stopping", 3, first.started_at)
         assert second.last_seen_at > first.last_seen_at
-        (live,) = store.live_workers(cursor)
-        assert live[:-1] == ("box", 7, ["mail"], "stopping", 3, 28)
+        (live,) = store.workers(cursor)
+        assert live[:-3] == (host.id, "box", 7, ["mail"], "stopping", 3, 28)
+        assert live.is_alive
         store.forget_worker(cursor, host.id)
     assert not BackgroundWorker.objects.exists()
 

@@ -39,7 +39,7 @@ UNIQUE_INDEX = "uq_jobs_unique_key"
 TOKEN = uuid.UUID(int=7)
 
 # The types that psycopg gives to parameters which the statement does not cast itself.
-TYPES = {"limit": "bigint", "token": "uuid", "worker_id": "uuid", "after": "text"}
+TYPES = {"limit": "bigint", "most": "bigint", "token": "uuid", "worker_id": "uuid", "after": "text"}
 
 
 @dataclass
@@ -86,6 +86,15 @@ class Run:
             for node in self.nodes
             for key, value in node.items()
             if key.startswith("Rows Removed by")
+        )
+
+    @property
+    def read(self) -> int:
+        """Rows that came out of the table of jobs or of its indexes, whatever became of them."""
+        return sum(
+            round((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
+            for node in self.nodes
+            if node.get("Relation Name") == "background_jobs" and node["Node Type"] != "ModifyTable"
         )
 
     @property
@@ -514,24 +523,31 @@ def test_counting_what_is_prunable_reads_nothing_else(template):
 # ── Looking ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def much_is_history(connection, size):
-    insert(connection, 200, queues=5)
-    insert(connection, 200, queues=5, status="processing")
-    insert(connection, 200, queues=5, status="failed")
-    insert(connection, 200, queues=5, status="completed")
+MOST = 500
+
+
+def much_of_everything(connection, size):
+    insert(connection, size, queues=5)
+    insert(connection, size, queues=5, due="1 day", priority=10)
+    insert(connection, size, queues=5, status="processing")
+    insert(connection, size, queues=5, status="failed")
+    insert(connection, size, queues=5, status="completed")
     insert(connection, size, queues=5, status="completed", updated_at="2000-01-01")
 
 
-def test_history_costs_jobstats_nothing(template, monkeypatch):
-    monkeypatch.setattr("tests.test_query_plans.SIZES", (2_000, 200_000))
-    statement = {"QUEUE_STATS": (sql.QUEUE_STATS, lambda size: {"window": "5 minutes"})}
+def test_neither_backlog_nor_history_costs_jobstats_more_than_a_bounded_number_of_rows(template):
+    parameters = {"window": "5 minutes", "most": MOST}
+    statement = {"QUEUE_STATS": (sql.QUEUE_STATS, lambda size: parameters)}
 
-    for _, mood, runs in in_every_mood(template, much_is_history, statement):
+    for _, mood, runs in in_every_mood(template, much_of_everything, statement):
         show(mood, runs)
         for run in runs.values():
             assert run.indexes == {CLAIM_INDEX, PROCESSING_INDEX, FINISHED_INDEX}, mood
             assert run.returned == 5, mood
-            assert run.pages <= 1000, mood
+            counted = 2 * 5 * MOST + 3 * MOST  # in each queue and priority, and what else there is
+            assert run.discarded <= MOST + 1, mood
+            assert run.read <= counted + 100, mood
+            assert run.pages <= 2 * counted, mood
 
 
 def many_wait_and_many_are_dead(connection, size):

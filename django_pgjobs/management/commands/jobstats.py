@@ -36,27 +36,26 @@ class Command(BaseCommand):
 
     def _show(self, *, as_json: bool, clear: bool) -> None:
         with store.own_transaction(config().DATABASE) as cursor:
-            queues = store.queue_stats(cursor, WINDOW)
-            workers = store.live_workers(cursor)
+            period, queues = store.queue_stats(cursor, WINDOW)
+            workers = [worker for worker in store.workers(cursor) if worker.is_alive]
         if as_json:
             self.stdout.write(
                 json.dumps(
                     {
-                        "window_seconds": WINDOW.total_seconds(),
+                        "window_seconds": round(period, 3),
                         "queues": [queue._asdict() for queue in queues],
-                        "workers": [worker._asdict() for worker in workers],
+                        "workers": [worker._asdict() | {"id": str(worker.id)} for worker in workers],
                     }
                 )
             )
             return
         if clear:
             self.stdout.write("\x1b[2J\x1b[H", ending="")
-        self._write_table([_COLUMNS, *map(_row, queues)])
+        self._write_table([_COLUMNS, *(_row(queue, period / 60) for queue in queues)])
         for worker in workers:
-            serves = "all queues" if worker.queues is None else ", ".join(worker.queues)
             self.stdout.write(
-                f"worker {worker.hostname}:{worker.pid} {worker.state}, {worker.running} jobs for"
-                f" {worker.slots} slots, serves {serves}, seen {worker.silent_for:.0f} s ago"
+                f"worker {worker.name} {worker.state}, {worker.running} jobs for {worker.slots} slots,"
+                f" serves {worker.serves}, seen {worker.silent_for:.0f} s ago"
             )
         if not workers:
             self.stdout.write("No worker is alive. Start one with: manage.py runjobs")
@@ -69,15 +68,14 @@ class Command(BaseCommand):
             self.stdout.write("  ".join(cells).rstrip())
 
 
-def _row(queue: store.QueueStats) -> tuple[str, ...]:
-    minutes = WINDOW.total_seconds() / 60
+def _row(queue: store.QueueStats, minutes: float) -> tuple[str, ...]:
     return (
         queue.queue_name,
-        f"{queue.queued:,}",
-        f"{queue.due:,}",
+        queue.shown("queued"),
+        queue.shown("due"),
         "" if queue.oldest_due_age is None else f"{queue.oldest_due_age:.0f} s",
-        f"{queue.processing:,}",
-        f"{queue.failed:,}",
+        queue.shown("processing"),
+        queue.shown("failed"),
         f"{queue.completed_lately / minutes:.1f}",
         f"{queue.failed_lately / minutes:.1f}",
         "paused" if queue.paused else "",
