@@ -109,8 +109,8 @@ def claim_next(alias: str, queue: str | None = None) -> Claim | None:
     """Claim what a worker would claim next. None if nothing is due."""
     with store.own_transaction(alias) as cursor:
         queues = None if queue is None else [queue]
-        claims, _ = store.claim(cursor, token=uuid.uuid4(), worker_id=WORKER, limit=1, queues=queues)
-    return claims[0] if claims else None
+        claimed = store.claim(cursor, token=uuid.uuid4(), worker_id=WORKER, limit=1, queues=queues)
+    return claimed.claims[0] if claimed.claims else None
 
 
 def claim_this(id: int, alias: str, *, regardless: bool = False) -> Claim | None:

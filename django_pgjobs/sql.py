@@ -347,8 +347,14 @@ SELECT pg_notify('job_commands', '')
 # %(after)s go first, so that equal priorities take turns. `due` then reads each level in order and stops,
 # and stops locking, at the limit; `placed` numbers them, since an UPDATE returns its rows in no order.
 #
-# Returns a claim in each row, and `next_due`. When fewer jobs than the limit were found, one more row comes
-# last, which has nothing else: in how many seconds the next job is due, or null when none is waiting.
+# Jobs that were claimed before stay in the index as long as anybody has an old snapshot, and to step over
+# them is what a claim then costs. So a host may say how far its claims have come at each level, by arrays of
+# queues, priorities, epochs and ids; then the jobs after that are claimed, at these levels. What has come in
+# before or elsewhere is not missed as long as the next claims start from the beginning again.
+#
+# Returns a claim in each row, with its priority and run_at, and `next_due`. When fewer jobs than the limit
+# were found, one more row comes last, which has nothing else: in how many seconds the next job is due, or
+# null when none is waiting.
 CLAIM = """
 WITH RECURSIVE levels (queue_name, priority) AS (
     (
@@ -356,11 +362,13 @@ WITH RECURSIVE levels (queue_name, priority) AS (
            FROM background_jobs AS job
           WHERE job.status = 'queued'
             AND %(queues)s::text[] IS NULL
+            AND %(reached_ids)s::bigint[] IS NULL
           ORDER BY job.queue_name, job.priority DESC
           LIMIT 1)
         UNION ALL
         SELECT highest.queue_name, highest.priority
-          FROM unnest(%(queues)s::text[]) AS listed (queue_name)
+          FROM (SELECT unnest(%(queues)s::text[])
+                 WHERE %(reached_ids)s::bigint[] IS NULL) AS listed (queue_name)
          CROSS JOIN LATERAL (
                SELECT job.queue_name, job.priority
                  FROM background_jobs AS job
@@ -389,16 +397,25 @@ WITH RECURSIVE levels (queue_name, priority) AS (
              ORDER BY job.queue_name, job.priority DESC
              LIMIT 1)
            LIMIT 1) AS next
-), served AS MATERIALIZED (
-    SELECT levels.queue_name, levels.priority
+), reached AS MATERIALIZED (
+    SELECT levels.queue_name, levels.priority,
+           '-infinity'::timestamptz AS run_at, -9223372036854775808 AS id
       FROM levels
+    UNION ALL
+    SELECT given.queue_name, given.priority, to_timestamp(given.run_at), given.id
+      FROM unnest(%(reached_queues)s::text[], %(reached_priorities)s::integer[],
+                  %(reached_times)s::float8[], %(reached_ids)s::bigint[])
+           AS given (queue_name, priority, run_at, id)
+), served AS MATERIALIZED (
+    SELECT reached.queue_name, reached.priority, reached.run_at, reached.id
+      FROM reached
      WHERE NOT EXISTS (SELECT FROM background_queues AS queue
-                        WHERE queue.name = levels.queue_name
+                        WHERE queue.name = reached.queue_name
                           AND queue.paused_at IS NOT NULL)
-     ORDER BY array_position(%(queues)s::text[], levels.queue_name::text),
-              levels.priority DESC,
-              levels.queue_name <= %(after)s,
-              levels.queue_name
+     ORDER BY array_position(%(queues)s::text[], reached.queue_name::text),
+              reached.priority DESC,
+              reached.queue_name <= %(after)s,
+              reached.queue_name
 ), due AS MATERIALIZED (
     SELECT ready.id
       FROM served
@@ -408,6 +425,7 @@ WITH RECURSIVE levels (queue_name, priority) AS (
             WHERE job.status = 'queued'
               AND job.queue_name = served.queue_name
               AND job.priority = served.priority
+              AND (job.run_at, job.id) > (served.run_at, served.id)
               AND job.run_at <= statement_timestamp()
             ORDER BY job.run_at, job.id
             LIMIT %(limit)s
@@ -435,7 +453,8 @@ WITH RECURSIVE levels (queue_name, priority) AS (
               job.metadata ->> 'interruptions' AS interruptions,
               EXTRACT(EPOCH FROM job.attempted_at)::float8 AS claimed_at,
               job.metadata ->> 'unknown_since' AS unknown_since,
-              (job.metadata -> 'context')::text AS context
+              (job.metadata -> 'context')::text AS context,
+              job.priority, EXTRACT(EPOCH FROM job.run_at)::float8 AS run_at
 ), soonest AS (
     SELECT (SELECT EXTRACT(EPOCH FROM min(later.run_at) - statement_timestamp())::float8
               FROM served
@@ -453,7 +472,7 @@ WITH RECURSIVE levels (queue_name, priority) AS (
      WHERE (SELECT count(*) FROM claimed) < %(limit)s
 )
 SELECT id, attempts, max_attempts, job_name, queue_name, payload, crashes, rerun_if_lost,
-       interruptions, claimed_at, unknown_since, context, next_due
+       interruptions, claimed_at, unknown_since, context, priority, run_at, next_due
   FROM claimed
   FULL JOIN soonest USING (place)
  ORDER BY place

@@ -61,9 +61,14 @@ def _in_one_line(text: str) -> str:
     return text if text.isprintable() else ascii(text)
 
 
+Reached = dict[tuple[str, int], tuple[float, int]]
+"""The run_at (seconds of the epoch) and id of the job claimed last at each level, a (queue, priority)."""
+
+
 class Claimed(NamedTuple):
     claims: list[Claim]
     next_due: float | None  # seconds until the next job is due, where fewer than the limit were found
+    reached: Reached
 
 
 Settlement = tuple[Claim, Verdict]
@@ -359,8 +364,12 @@ def claim(
     limit: int,
     queues: Sequence[str] | None = None,
     after: str = "",
+    reached: Reached | None = None,
 ) -> Claimed:
-    """Take up to `limit` due jobs, in order. See `sql.CLAIM` for what `queues` and `after` mean."""
+    """Take up to `limit` due jobs, in order. See `sql.CLAIM` for what `queues` and `after` mean.
+
+    With `reached`, only jobs beyond that, at these levels.
+    """
     cursor.execute(
         sql.CLAIM,
         {
@@ -369,16 +378,23 @@ def claim(
             "limit": limit,
             "queues": None if queues is None else list(dict.fromkeys(queues)),
             "after": after,
+            "reached_queues": reached and [queue for queue, _ in reached],
+            "reached_priorities": reached and [priority for _, priority in reached],
+            "reached_times": reached and [run_at for run_at, _ in reached.values()],
+            "reached_ids": reached and [id for _, id in reached.values()],
         },
     )
     claims = []
     next_due = None
-    for *facts, due in cursor.fetchall():
+    new_reached = dict(reached or {})
+    for *facts, priority, run_at, due in cursor.fetchall():
         if facts[0] is None:
             next_due = due
         else:
-            claims.append(_claim_of(token, *facts))
-    return Claimed(claims, next_due)
+            claim = _claim_of(token, *facts)
+            claims.append(claim)
+            new_reached[claim.queue_name, priority] = run_at, claim.id
+    return Claimed(claims, next_due, new_reached)
 
 
 def claim_this(

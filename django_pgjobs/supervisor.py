@@ -50,7 +50,7 @@ from .lifecycle import (
 from .marks import Areas
 from .store import Cursor
 from .timeouts import Timeouts
-from .turns import Report, Turn, carry_out
+from .turns import Frontier, Report, Turn, carry_out
 from .wakeup import Listener, Wakeup
 
 logger = logging.getLogger(__name__)
@@ -145,6 +145,7 @@ class Supervisor:
         self.backlog = False  # the last claim found all that it asked for
         self.found_nothing = False  # by the last claim, and nothing has been settled since
         self.last_queue = ""
+        self.frontier = Frontier(options.poll_interval)
 
         self.probe_is_due = False
         self.next_renewal = 0.0
@@ -398,6 +399,7 @@ class Supervisor:
             turn.limit = room
             turn.token = uuid.uuid4()
             turn.after = self.last_queue
+            turn.reached = self.frontier.start(now)
         return turn, renewing, settling
 
     def _take_unsettled(self, now: float) -> list[tuple[Held, Verdict]]:
@@ -424,7 +426,7 @@ class Supervisor:
         drained = self.options.drain and not self.held and not self.found_nothing
         if self.listener.notified or self.backlog or drained:
             return 0.0
-        return min(self.next_poll, self.next_due)
+        return min(self.next_poll, self.next_due, self.frontier.next_deadline)
 
     def _finish_turn(
         self, turn: Turn, renewing: list[Held], settling: list[tuple[Held, Verdict]], future: Future[Report]
@@ -450,6 +452,7 @@ class Supervisor:
             if asked and id in self.held and not self.held[id].lost:
                 self._abort(self.held[id])
         if report.claimed is not None:
+            self.frontier.learn(report.claimed, report.claim_took, clock())
             self._take_in(report.claimed, turn)
 
     def _take_renewals(self, turn: Turn, report: Report, renewing: list[Held]) -> None:
@@ -490,7 +493,7 @@ class Supervisor:
         interval = self.options.poll_interval if self.listener.hears else DEAF_POLL
         self.next_poll = now + min(interval, self.options.poll_interval) * random.uniform(0.8, 1.0)
         self.next_due = NEVER if claimed.next_due is None else now + max(claimed.next_due, 0.0)
-        self.found_nothing = not claimed.claims
+        self.found_nothing = not claimed.claims and turn.reached is None
         if claimed.claims:
             self.last_queue = claimed.claims[0].queue_name
         for claim in claimed.claims:

@@ -764,6 +764,28 @@ def test_the_limit_is_exact_whatever_the_planner_believes(limit):
                 cursor.execute("UPDATE background_jobs SET status = 'queued', attempts = 0")
 
 
+def test_a_claim_may_go_on_where_another_came_to():
+    """At each level for itself; jobs that were created earlier, or of another level, are left alone."""
+    late, early = -timedelta(seconds=1), -timedelta(seconds=9)
+    (first,) = [make_job(queue_name="a", run_at=early).pk]
+    begun = claim()
+    assert list(begun.reached) == [("a", 0)]
+    make_job(queue_name="a", run_at=early - timedelta(seconds=1))
+    make_job(queue_name="a", run_at=early, priority=1)
+    make_job(queue_name="b", run_at=late)
+    same_time = make_job(queue_name="a", run_at=BackgroundJob.objects.get(pk=first).run_at)
+    later = make_job(queue_name="a", run_at=late)
+    make_job(queue_name="a", run_at=timedelta(hours=1))
+
+    more = claim(reached=begun.reached)
+    assert [one.id for one in more.claims] == [same_time.pk, later.pk]
+    assert more.reached["a", 0][1] == later.pk
+    assert 3595 < more.next_due < 3601
+    assert claim(reached=more.reached).claims == []
+    assert claim(reached=more.reached).reached == more.reached
+    assert len(claim().claims) == 3
+
+
 def test_a_batch_may_hold_claims_of_different_turns():
     """Each claim statement has its own token, and one settling statement writes them all."""
     make_job()
