@@ -165,10 +165,9 @@ def check_database(*, databases: Sequence[str] | None = None, **kwargs: Any) -> 
                 "Upgrade the server to PostgreSQL 15 or newer.",
             )
         ]
-    migrate = f"Run: manage.py migrate django_pgjobs --database {alias}"
+    problems = list(drift(catalog, alias))
     if not catalog.exists:
-        return [_warning(2, f"The table background_jobs is missing in the database {alias!r}.", migrate)]
-    problems = list(_drift(catalog, alias, migrate))
+        return problems
     try:
         problems += [*_ways_to(alias), *_work_left(alias)]
     except Error as error:
@@ -226,9 +225,14 @@ def check_task_backend(alias: str, problems: Iterable[str]) -> list[CheckMessage
     return reports
 
 
-def _drift(catalog: store.Catalog, alias: str, migrate: str) -> Iterable[CheckMessage]:
+def drift(catalog: store.Catalog, alias: str) -> Iterable[CheckMessage]:
+    """What the table lacks of what the migrations give it, as the catalog tells."""
     from .models import BackgroundJob
 
+    migrate = f"Run: manage.py migrate django_pgjobs --database {alias}"
+    if not catalog.exists:
+        yield _warning(2, f"The table background_jobs is missing in the database {alias!r}.", migrate)
+        return
     silent = sorted(TRIGGERS.difference(catalog.triggers))
     if silent:
         yield _warning(

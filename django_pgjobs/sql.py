@@ -723,22 +723,27 @@ SELECT (SELECT max(worker.lease)
        statement_timestamp() - pg_postmaster_start_time()
 """
 
-# Jobs whose holder has been silent for too long, locked. Claims without a token are those of clients that
-# use bare SQL and never renew. A claim from a time to come is lost as well: the clock has been set back, and
-# a holder that is alive would have renewed by it.
+# Whether a job's holder has been silent for too long. Claims without a token are those of clients that use
+# bare SQL and never renew. A claim from a time to come is lost as well: the clock has been set back, and a
+# holder that is alive would have renewed by it.
+_IS_LOST = """
+       (job.locked_at BETWEEN statement_timestamp() - CASE WHEN job.locked_by IS NULL
+                                                           THEN %(timeout)s::interval
+                                                           ELSE %(lease)s::interval END
+                          AND statement_timestamp() + %(lease)s::interval) IS NOT TRUE
+""".strip()
+
+# Such jobs, locked.
 LOST = """
 SELECT job.id, job.locked_by, job.attempts, job.max_attempts, job.job_name, job.queue_name, job.crashes,
        job.rerun_if_lost
   FROM background_jobs AS job
  WHERE job.status = 'processing'
-   AND (job.locked_at BETWEEN statement_timestamp() - CASE WHEN job.locked_by IS NULL
-                                                           THEN %(timeout)s::interval
-                                                           ELSE %(lease)s::interval END
-                          AND statement_timestamp() + %(lease)s::interval) IS NOT TRUE
+   AND <is lost>
  ORDER BY job.id
  LIMIT %(limit)s
    FOR UPDATE SKIP LOCKED
-"""
+""".replace("<is lost>", _IS_LOST)
 
 # ── What people decide ────────────────────────────────────────────────────────────────────────────────────
 
@@ -1058,6 +1063,78 @@ SELECT worker.id, worker.hostname, worker.pid, worker.queues, worker.state, work
  ORDER BY worker.hostname, worker.pid
 """
 
+# Of what each host runs, the %(each)s jobs that have run for longest, out of %(most)s jobs; and, in each row,
+# how many of these the host runs.
+RUNNING = """
+SELECT held.worker_id, held.of_worker, held.id, held.job_name, held.queue_name, held.attempts,
+       held.max_attempts, EXTRACT(EPOCH FROM statement_timestamp() - held.attempted_at)::float8
+  FROM (SELECT job.*,
+               count(*) OVER (PARTITION BY job.worker_id) AS of_worker,
+               row_number() OVER (PARTITION BY job.worker_id ORDER BY job.attempted_at, job.id) AS place
+          FROM (SELECT job.worker_id, job.id, job.job_name, job.queue_name, job.attempts, job.max_attempts,
+                       job.attempted_at
+                  FROM background_jobs AS job
+                 WHERE job.status = 'processing'
+                 LIMIT %(most)s) AS job) AS held
+ WHERE held.place <= %(each)s
+ ORDER BY held.worker_id, held.place
+"""
+
+# How many jobs LOST would find, counted to %(most)s, without a lock.
+UNSWEPT = """
+SELECT count(*)
+  FROM (SELECT
+          FROM background_jobs AS job
+         WHERE job.status = 'processing'
+           AND <is lost>
+         LIMIT %(most)s) AS job
+""".replace("<is lost>", _IS_LOST)
+
+# How many jobs completed and how many became dead letters, each counted to %(most)s, in each of the last
+# %(spans)s spans of time of this %(width)s. Spans begin at multiples of the width; the last one goes on.
+HISTORY = """
+SELECT span.start, completed.jobs, failed.jobs
+  FROM generate_series(date_bin(%(width)s::interval, statement_timestamp(), 'epoch')
+                       - (%(spans)s - 1) * %(width)s::interval,
+                       statement_timestamp(), %(width)s::interval) AS span (start)
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS jobs
+         FROM (SELECT
+                 FROM background_jobs AS job
+                WHERE job.status = 'completed'
+                  AND job.updated_at >= span.start
+                  AND job.updated_at < span.start + %(width)s::interval
+                LIMIT %(most)s) AS counted) AS completed
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS jobs
+         FROM (SELECT
+                 FROM background_jobs AS job
+                WHERE job.status = 'failed'
+                  AND job.updated_at >= span.start
+                  AND job.updated_at < span.start + %(width)s::interval
+                LIMIT %(most)s) AS counted) AS failed
+ ORDER BY span.start
+"""
+
+# How long ago the oldest job of each finished status finished, or null.
+_OLDEST = """
+SELECT EXTRACT(EPOCH FROM statement_timestamp() - min(job.updated_at))::float8
+  FROM background_jobs AS job
+ WHERE job.status = '<status>'
+"""
+OLDEST = {status: _OLDEST.replace("<status>", status) for status in PRUNE}
+
+# Schedules whose tick has been due for longer than %(age)s, and for how long, in seconds.
+LATE_SCHEDULES = """
+SELECT schedule.name, schedule.declared,
+       EXTRACT(EPOCH FROM statement_timestamp() - schedule.next_tick_at)::float8
+  FROM background_schedules AS schedule
+ WHERE schedule.enabled
+   AND schedule.next_tick_at < statement_timestamp() - %(age)s::interval
+ ORDER BY schedule.next_tick_at
+ LIMIT %(most)s
+"""
+
 # The database's clock.
 NOW = """
 SELECT statement_timestamp()
@@ -1146,8 +1223,8 @@ SELECT jobs.oid IS NOT NULL,
 """
 
 # How many sessions may be open besides those kept for superusers: the server's limit, and those of our role
-# and database where they have one, which do not bind superusers. Then how many worker hosts are alive, and
-# the sessions that they may open, with one for all the async jobs of a process.
+# and database where they have one, which do not bind superusers. Then how many are open, how many worker
+# hosts are alive, and the sessions that these may open, with one for all the async jobs of a process.
 CONNECTIONS = """
 SELECT current_setting('max_connections')::integer
        - current_setting('superuser_reserved_connections')::integer
@@ -1159,12 +1236,77 @@ SELECT current_setting('max_connections')::integer
           FROM pg_database AS database
           JOIN pg_roles AS role ON role.rolname = session_user AND NOT role.rolsuper
          WHERE database.datname = current_database()),
+       (SELECT sum(database.numbackends)::integer FROM pg_stat_database AS database),
        count(*),
        COALESCE(sum(2 + worker.processes::numeric
                         * (worker.threads::numeric + LEAST(worker.async_slots, 1))), 0)
   FROM background_workers AS worker
  WHERE worker.last_seen_at > statement_timestamp() - worker.lease
 """
+
+# What vacuum has done for our table: how many rows live, and are dead; how long ago it was last there, or
+# null; and whether it comes by itself.
+VACUUM = """
+SELECT stat.n_live_tup, stat.n_dead_tup,
+       EXTRACT(EPOCH FROM statement_timestamp() - GREATEST(stat.last_vacuum, stat.last_autovacuum))::float8,
+       current_setting('autovacuum')::boolean AND current_setting('track_counts')::boolean
+       AND NOT EXISTS (SELECT FROM pg_options_to_table(jobs.reloptions) AS option
+                        WHERE option.option_name = 'autovacuum_enabled'
+                          AND NOT option.option_value::boolean)
+  FROM pg_class AS jobs
+  JOIN pg_stat_user_tables AS stat ON stat.relid = jobs.oid
+ WHERE jobs.oid = 'background_jobs'::regclass
+"""
+
+# Whoever keeps vacuum from removing what became dead the longest ago: what it is, its name, and what is known
+# of it; for how many seconds, where that may be seen, and for how many transactions. Vacuum itself is none.
+OLDEST_SNAPSHOT = """
+SELECT holder.*
+  FROM (SELECT 'session', activity.pid::text,
+               concat_ws(', ', activity.usename, NULLIF(activity.application_name, ''), activity.state),
+               EXTRACT(EPOCH FROM statement_timestamp() - activity.xact_start)::float8,
+               age(COALESCE(activity.backend_xmin, activity.backend_xid)) AS age
+          FROM pg_stat_activity AS activity
+         WHERE activity.pid <> pg_backend_pid()
+           AND COALESCE(activity.datname, current_database()) = current_database()
+           AND activity.backend_type IS DISTINCT FROM 'autovacuum worker'
+           AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum AS vacuum WHERE vacuum.pid = activity.pid)
+         UNION ALL
+        SELECT 'prepared transaction', prepared.gid, prepared.owner,
+               EXTRACT(EPOCH FROM statement_timestamp() - prepared.prepared)::float8,
+               age(prepared.transaction)
+          FROM pg_prepared_xacts AS prepared
+         WHERE prepared.database = current_database()
+         UNION ALL
+        SELECT 'replication slot', slot.slot_name, slot.plugin, NULL, age(slot.xmin)
+          FROM pg_replication_slots AS slot) AS holder
+ WHERE holder.age IS NOT NULL
+ ORDER BY holder.age DESC
+ LIMIT 1
+"""
+
+# Our table and its indexes: their size in bytes, and roughly how much of it is needed for what is in them. A
+# row needs its columns and a header, an entry of an index at most some 120 bytes.
+SIZES = """
+SELECT part.relname::text, part.relkind = 'r', pg_relation_size(part.oid),
+       (part.reltuples * CASE part.relkind WHEN 'r' THEN (row.width + 28) / 0.85 ELSE 120 END)::bigint
+  FROM pg_class AS jobs
+  JOIN pg_namespace AS place ON place.oid = jobs.relnamespace
+ CROSS JOIN LATERAL (
+       SELECT sum(stats.avg_width) AS width
+         FROM pg_stats AS stats
+        WHERE stats.schemaname = place.nspname
+          AND stats.tablename = jobs.relname) AS row
+  JOIN pg_class AS part ON part.oid = jobs.oid
+                        OR part.oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = jobs.oid)
+ WHERE jobs.oid = 'background_jobs'::regclass
+   AND part.reltuples >= 0
+   AND row.width > 0
+ ORDER BY part.relkind DESC, part.relname
+"""
+
+# What a claim of one job costs. It is executed, so the transaction has to be rolled back.
+EXPLAIN_CLAIM = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {CLAIM}"
 
 # Tells a database from any other: on this server, and since this server was started.
 PLACE = """

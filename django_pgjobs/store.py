@@ -696,7 +696,11 @@ class QueueStats(NamedTuple):
 
     def shown(self, figure: str) -> str:
         """A figure as people read it: "10,000+" where it was not counted to the end."""
-        return f"{getattr(self, figure):,}{'+' if figure in self.at_least else ''}"
+        return in_figures(getattr(self, figure), more=figure in self.at_least)
+
+
+def in_figures(count: int, *, more: bool) -> str:
+    return f"{count:,}{'+' if more else ''}"
 
 
 class Queues(NamedTuple):
@@ -757,6 +761,76 @@ def _names(queues: Any) -> list[str] | None:
     if isinstance(queues, str):
         queues = json.loads(queues)
     return [str(name) for name in queues] if isinstance(queues, list) else None
+
+
+class Running(NamedTuple):
+    """One of the jobs that a host has run for longest; or a client with statements of its own."""
+
+    worker_id: UUID | None
+    of_worker: int  # how many it runs
+    id: int
+    job_name: str
+    queue_name: str
+    attempts: int
+    max_attempts: int
+    running_for: float | None  # seconds; None for a job of such a client
+
+
+def running(cursor: Cursor, *, each: int, most: int = MOST_COUNTED) -> list[Running]:
+    """The `each` jobs of each host that have run for longest, out of `most` jobs that run."""
+    cursor.execute(sql.RUNNING, {"each": each, "most": most})
+    return [Running(*row) for row in cursor.fetchall()]
+
+
+def unswept(cursor: Cursor, *, lease: timedelta, timeout: timedelta, most: int = MOST_COUNTED) -> int:
+    """How many jobs `lost` would find, counted to `most`."""
+    cursor.execute(sql.UNSWEPT, {"lease": lease, "timeout": timeout, "most": most})
+    return int(cursor.fetchone()[0])
+
+
+class Span(NamedTuple):
+    """A span of time, and how many jobs finished in it; `at_least` is as in QueueStats."""
+
+    start: datetime
+    completed: int
+    failed: int
+    at_least: list[str]
+
+    def shown(self, figure: str) -> str:
+        return in_figures(getattr(self, figure), more=figure in self.at_least)
+
+
+def history(cursor: Cursor, *, width: timedelta, spans: int, most: int = MOST_COUNTED) -> list[Span]:
+    """What finished in each of the last spans of time, which are `width` long; the last one goes on."""
+    cursor.execute(sql.HISTORY, {"width": width, "spans": spans, "most": most + 1})
+    return [
+        Span(
+            start,
+            min(completed, most),
+            min(failed, most),
+            [name for name, count in (("completed", completed), ("failed", failed)) if count > most],
+        )
+        for start, completed, failed in cursor.fetchall()
+    ]
+
+
+def oldest(cursor: Cursor, status: Status) -> float | None:
+    """How many seconds ago the oldest job of a finished status finished, if there is one."""
+    cursor.execute(sql.OLDEST[status], {})
+    age: float | None = cursor.fetchone()[0]
+    return age
+
+
+class LateSchedule(NamedTuple):
+    name: str
+    declared: bool
+    late_for: float  # seconds
+
+
+def late_schedules(cursor: Cursor, age: timedelta, most: int = 100) -> list[LateSchedule]:
+    """Schedules that are enabled, and whose next tick was due longer than `age` ago."""
+    cursor.execute(sql.LATE_SCHEDULES, {"age": age, "most": most})
+    return [LateSchedule(*row) for row in cursor.fetchall()]
 
 
 def now(alias: str) -> datetime:
@@ -834,6 +908,7 @@ class Connections(NamedTuple):
     server: int
     role: int | None
     database: int | None
+    open: int  # on the server, by anyone
     hosts: int  # that are alive
     needed: int  # by these
 
@@ -841,8 +916,70 @@ class Connections(NamedTuple):
 def connections_of(cursor: Cursor) -> Connections:
     """The limits of sessions for this role and database, and what the hosts that are alive may take."""
     cursor.execute(sql.CONNECTIONS, {})
-    server, role, database, hosts, needed = cursor.fetchone()
-    return Connections(server, role, database, hosts, int(needed))
+    server, role, database, open, hosts, needed = cursor.fetchone()
+    return Connections(server, role, database, open, hosts, int(needed))
+
+
+class Vacuum(NamedTuple):
+    """What vacuum has done for the table of jobs, as far as the server has taken note."""
+
+    live: int
+    dead: int
+    ago: float | None  # seconds; None: never
+    is_automatic: bool
+
+
+def vacuum(cursor: Cursor) -> Vacuum:
+    cursor.execute(sql.VACUUM, {})
+    return Vacuum(*cursor.fetchone())
+
+
+class Snapshot(NamedTuple):
+    """Whoever keeps vacuum from removing dead rows."""
+
+    kind: str  # session, prepared transaction, replication slot
+    name: str  # pid, gid, or the slot's name
+    about: str
+    held_for: float | None  # seconds; None where that may not be seen
+    transactions: int  # that have begun since
+
+
+def oldest_snapshot(cursor: Cursor) -> Snapshot | None:
+    """Whoever has kept vacuum from removing dead rows for longest, our own session apart."""
+    cursor.execute(sql.OLDEST_SNAPSHOT, {})
+    row = cursor.fetchone()
+    return None if row is None else Snapshot(*row)
+
+
+class Size(NamedTuple):
+    """What the table of jobs, or one of its indexes, takes on disk, and roughly how much of it is needed."""
+
+    name: str
+    is_table: bool
+    bytes: int
+    needed: int
+
+
+def sizes(cursor: Cursor) -> list[Size]:
+    """The table and its indexes, without those of which the planner knows nothing."""
+    cursor.execute(sql.SIZES, {})
+    return [Size(*row) for row in cursor.fetchall()]
+
+
+class ClaimCost(NamedTuple):
+    pages: int
+    milliseconds: float
+
+
+def claim_cost(alias: str) -> ClaimCost:
+    """What claiming one job costs. It is done and taken back, so that nobody notices."""
+    parameters = {"token": UUID(int=0), "worker_id": UUID(int=0), "limit": 1, "queues": None, "after": ""}
+    with own_transaction(alias) as cursor:
+        cursor.execute(sql.EXPLAIN_CLAIM, parameters)
+        (plan,) = cursor.fetchone()[0]
+        transaction.set_rollback(True, using=alias)
+    top = plan["Plan"]
+    return ClaimCost(top["Shared Hit Blocks"] + top["Shared Read Blocks"], plan["Execution Time"])
 
 
 def place(cursor: Cursor) -> tuple[str, float]:

@@ -36,7 +36,7 @@ from django.core.management.base import BaseCommand
 from django.db import connection, connections
 
 import django_pgjobs
-from django_pgjobs import checks, conf, exceptions, jobs, payload, sql, testing
+from django_pgjobs import checks, conf, doctor, exceptions, jobs, payload, sql, testing
 from django_pgjobs.lifecycle import REFUNDED, TRANSITIONS, Status, default_backoff
 from django_pgjobs.models import BackgroundJob, BackgroundQueue, BackgroundSchedule, BackgroundWorker
 from django_pgjobs.testing import drain
@@ -166,7 +166,7 @@ def test_settings_gives_the_ranges_that_are_enforced(settings: Any) -> None:
             assert list(conf.read({name: most + 1}).problems()), name
 
 
-COMMANDS = ["runjobs", "sweepjobs", "prunejobs", "checkjobs", "canceljobs", "jobstats"]
+COMMANDS = ["runjobs", "sweepjobs", "prunejobs", "checkjobs", "canceljobs", "jobstats", "jobsdoctor"]
 
 
 def own_options(name: str) -> dict[str, argparse.Action]:
@@ -343,6 +343,16 @@ def test_every_check_is_documented() -> None:
         for kind, number in re.findall(r"_(error|warning)\(\s*(\d+)", source)
     }
     assert used == set(re.findall(r"`django_pgjobs\.([EW]\d{3})`", (REFERENCE / "checks.md").read_text()))
+
+
+def test_every_finding_is_documented_with_its_severities() -> None:
+    used: dict[str, set[str]] = {}
+    for name, severities in re.findall(
+        r'Finding\(\s*"([a-z-]+)",\s*(Severity\.[^,]+),', inspect.getsource(doctor)
+    ):
+        used[name] = {severity.lower() for severity in re.findall(r"Severity\.(\w+)", severities)}
+    (rows,) = tables((REFERENCE / "findings.md").read_text())
+    assert used == {code(row["finding"])[0]: set(row["severity"].split(", ")) for row in rows}
 
 
 # ── The schema ────────────────────────────────────────────────────────────────────────────────────────────

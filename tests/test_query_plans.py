@@ -40,7 +40,14 @@ UNIQUE_INDEX = "uq_jobs_unique_key"
 TOKEN = uuid.UUID(int=7)
 
 # The types that psycopg gives to parameters which the statement does not cast itself.
-TYPES = {"limit": "bigint", "most": "bigint", "token": "uuid", "worker_id": "uuid", "after": "text"}
+TYPES = {
+    "limit": "bigint",
+    "most": "bigint",
+    "spans": "integer",
+    "token": "uuid",
+    "worker_id": "uuid",
+    "after": "text",
+}
 
 
 @dataclass
@@ -578,6 +585,33 @@ def test_neither_backlog_nor_history_costs_jobstats_more_than_a_bounded_number_o
             assert run.discarded <= MOST + 1, mood
             assert run.read <= counted + 100, mood
             assert run.pages <= 2 * counted, mood
+
+
+LOOKS = {
+    # name: (the statement, its parameters, the index by which it reads, how many rows at most)
+    "RUNNING": (sql.RUNNING, {"each": 5, "most": MOST}, PROCESSING_INDEX, MOST),
+    "UNSWEPT": (
+        sql.UNSWEPT, {"lease": "60 s", "timeout": "10 min", "most": MOST}, PROCESSING_INDEX, MOST,
+    ),
+    "HISTORY": (
+        sql.HISTORY, {"width": "1 minute", "spans": 10, "most": MOST}, FINISHED_INDEX, 2 * MOST,
+    ),
+    **{f"OLDEST {status}": (statement, {}, FINISHED_INDEX, 1) for status, statement in sql.OLDEST.items()},
+}  # fmt: skip
+
+
+def test_a_glance_reads_a_bounded_number_of_rows(template):
+    statements = {
+        name: (statement, lambda size, parameters=parameters: parameters)
+        for name, (statement, parameters, _, _) in LOOKS.items()
+    }
+    for name, mood, runs in in_every_mood(template, much_of_everything, statements):
+        show(f"{name}, {mood}", runs)
+        _, _, index, most = LOOKS[name]
+        for run in runs.values():
+            assert run.indexes == {index}, (name, mood)
+            assert run.read <= most, (name, mood)
+            assert run.pages <= 100 + most, (name, mood)
 
 
 def many_wait_and_many_are_dead(connection, size):
