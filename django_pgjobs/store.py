@@ -372,17 +372,7 @@ def claim(
     """
     cursor.execute(
         sql.CLAIM,
-        {
-            "token": token,
-            "worker_id": worker_id,
-            "limit": limit,
-            "queues": None if queues is None else list(dict.fromkeys(queues)),
-            "after": after,
-            "reached_queues": reached and [queue for queue, _ in reached],
-            "reached_priorities": reached and [priority for _, priority in reached],
-            "reached_times": reached and [run_at for run_at, _ in reached.values()],
-            "reached_ids": reached and [id for _, id in reached.values()],
-        },
+        {"token": token, "worker_id": worker_id, "limit": limit} | _where_to_claim(queues, after, reached),
     )
     claims = []
     next_due = None
@@ -395,6 +385,19 @@ def claim(
             claims.append(claim)
             new_reached[claim.queue_name, priority] = run_at, claim.id
     return Claimed(claims, next_due, new_reached)
+
+
+def _where_to_claim(
+    queues: Sequence[str] | None = None, after: str = "", reached: Reached | None = None
+) -> dict[str, Any]:
+    return {
+        "queues": None if queues is None else list(dict.fromkeys(queues)),
+        "after": after,
+        "reached_queues": reached and [queue for queue, _ in reached],
+        "reached_priorities": reached and [priority for _, priority in reached],
+        "reached_times": reached and [run_at for run_at, _ in reached.values()],
+        "reached_ids": reached and [id for _, id in reached.values()],
+    }
 
 
 def claim_this(
@@ -973,7 +976,8 @@ class ClaimCost(NamedTuple):
 
 def claim_cost(alias: str) -> ClaimCost:
     """What claiming one job costs. It is done and taken back, so that nobody notices."""
-    parameters = {"token": UUID(int=0), "worker_id": UUID(int=0), "limit": 1, "queues": None, "after": ""}
+    nobody = UUID(int=0)
+    parameters = {"token": nobody, "worker_id": nobody, "limit": 1} | _where_to_claim()
     with own_transaction(alias) as cursor:
         cursor.execute(sql.EXPLAIN_CLAIM, parameters)
         (plan,) = cursor.fetchone()[0]
