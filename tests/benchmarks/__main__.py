@@ -1,119 +1,120 @@
-"""How fast a queue of no-op jobs is drained, beside the same statements without a worker around them."""
+"""Measure the queue beside what Postgres itself allows, and beside other queues, in one run."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import atexit
 import os
-import statistics
-import subprocess
+import platform
 import sys
-import time
-from typing import Any
+import tempfile
+from dataclasses import asdict, fields, replace
+from importlib.metadata import version
+from pathlib import Path
 
-# Where no server is given: one of our own that keeps its promises about the disk.
-if "DATABASE_URL" not in os.environ:
-    from example_project import embedded_postgres
+from django_pgjobs.conf import DEFAULT_THREADS, default_processes
+from example_project import embedded_postgres
 
-    os.environ["DATABASE_URL"] = embedded_postgres.start("benchmarks", durable=True).url("postgres")
-os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
-
-import django
-
-django.setup()
-
-from django.core.management import call_command  # noqa: E402 - only after the setup
-from django.db import connection  # noqa: E402
-
-from tests.benchmarks import jobs  # noqa: E402
-
-CLAIM = """
-WITH due AS MATERIALIZED (
-    SELECT id
-      FROM background_jobs
-     WHERE status = 'queued'
-       AND queue_name = 'default'
-       AND priority = 0
-       AND run_at <= statement_timestamp()
-     ORDER BY run_at, id
-     LIMIT %s
-       FOR UPDATE SKIP LOCKED
-)
-UPDATE background_jobs AS job
-   SET status = 'processing',
-       locked_at = statement_timestamp(),
-       attempts = job.attempts + 1
-  FROM due
- WHERE job.id = due.id
-RETURNING job.id, job.job_name, job.payload
-"""
-COMPLETE = "UPDATE background_jobs SET status = 'completed', updated_at = now() WHERE id = ANY (%s)"
-
-
-def bare(batch: int) -> float:
-    """Seconds that claiming and completing every job takes with two statements for each batch."""
-    began = time.perf_counter()
-    with connection.cursor() as cursor:
-        while True:
-            cursor.execute(CLAIM, [batch])
-            ids = [row[0] for row in cursor.fetchall()]
-            if not ids:
-                return time.perf_counter() - began
-            cursor.execute(COMPLETE, [ids])
-
-
-def ours(options: list[str]) -> float:
-    """Seconds from the first claim to the last completion of a worker that drains the queue."""
-    worker = [sys.executable, "-m", "django", "runjobs", "--drain", "--verbosity", "0", *options]
-    subprocess.run(worker, check=True, env=os.environ)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT EXTRACT(EPOCH FROM max(updated_at) - min(started_at))::float8, count(*),"
-            "       count(*) FILTER (WHERE status = 'completed' AND attempts = 1) FROM background_jobs"
-        )
-        seconds, total, completed = cursor.fetchone()
-    assert completed == total, f"{total - completed} of {total} jobs did not complete at the first attempt"
-    return float(seconds)
-
-
-def fill(job: Any, count: int) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("TRUNCATE background_jobs")
-    job.enqueue_many(((number,), {}) for number in range(count))
-    with connection.cursor() as cursor:
-        cursor.execute("VACUUM ANALYZE background_jobs")
+from . import report
+from .bench import Bench
+from .measure import Figure
+from .report import Results
+from .scenarios import SCENARIOS, Sizes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=20_000, help="default: %(default)s")
-    parser.add_argument("--runs", type=int, default=3, help="medians of this many; default: %(default)s")
-    parser.add_argument("--batches", type=int, nargs="+", default=[100, 500, 1000])
-    parser.add_argument("--processes", default="2")
-    parser.add_argument("--threads", default="4")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    call_command("migrate", verbosity=0)
+    arguments = parse()
+    leg = "quick" if arguments.quick else "default"
+    names = arguments.only or [name for name, scenario in SCENARIOS.items() if leg in scenario.legs]
+    results = Results(arguments.json)
+    try:
+        for name in names:
+            results.check(name, asdict(arguments.sizes))
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+    missing = [
+        (run, name) for run in range(arguments.runs) for name in names if len(results.runs(name)) <= run
+    ]
+    if missing:
+        # Run by run, so that a busy minute of the machine does not hit all runs of one scenario.
+        with tempfile.TemporaryDirectory() as directory:
+            bench = Bench(server_url(), Path(directory), arguments.worker)
+            try:
+                results.about = about(bench)
+                for run, name in missing:
+                    say(f"Run {run + 1} of {arguments.runs}: {name}")
+                    measure(bench, results, name, arguments.sizes)
+            finally:
+                bench.close()
+    sys.stdout.write(report.markdown(results))
 
-    options = ["--processes", arguments.processes, "--threads", arguments.threads]
-    scenarios = {f"bare, batches of {batch}": (jobs.nothing, bare, batch) for batch in arguments.batches}
-    scenarios |= {
-        "ours, sync": (jobs.nothing, ours, options),
-        "ours, async": (jobs.nothing_async, ours, options),
+
+def measure(bench: Bench, results: Results, name: str, sizes: Sizes) -> None:
+    """Measure one run of a scenario."""
+    scenario = SCENARIOS[name]
+    figures: list[Figure] = []
+    for figure in scenario.measure(bench, sizes):
+        say(f"    {figure.name}: {report.number(figure.value)} {figure.unit}")
+        figures.append(figure)
+    results.add(name, scenario.title, asdict(sizes), figures)
+
+
+def server_url() -> str:
+    """The server that DATABASE_URL names, or one of our own that keeps its promises about the disk."""
+    if given := os.environ.get("DATABASE_URL"):
+        return given
+    server = embedded_postgres.start(f"benchmarks-{os.getpid()}", durable=True)
+    atexit.register(server.release)
+    return server.url()
+
+
+def about(bench: Bench) -> dict[str, str]:
+    """What was measured where."""
+    names = ("server_version", "fsync", "synchronous_commit", "shared_buffers", "autovacuum")
+    settings = {name: bench.value("SELECT current_setting(%(name)s)", name=name) for name in names}
+    packages = {name: version(name) for name in ("django-pgjobs", "Django", "psycopg")}
+    return {
+        "Machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
+        "Postgres": ", ".join(f"{name} {value}" for name, value in settings.items()),
+        "Python": ", ".join([platform.python_version(), *(" ".join(each) for each in packages.items())]),
+        "Worker hosts": "runjobs " + " ".join(bench.options),
     }
-    rates: dict[str, list[float]] = {name: [] for name in scenarios}
-    for _ in range(arguments.runs):  # interleaved, so that a busy minute hits all of them
-        for name, (job, measure, how) in scenarios.items():
-            fill(job, arguments.jobs)
-            rates[name].append(arguments.jobs / measure(how))
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    floor = max(rate for name, rate in medians.items() if name.startswith("bare"))
-    if arguments.json:
-        sys.stdout.write(json.dumps({"rates": rates, "medians": medians, "floor": floor}) + "\n")
-        return
-    for name, rate in medians.items():
-        spread = f"{min(rates[name]):,.0f} to {max(rates[name]):,.0f}"
-        sys.stdout.write(f"{name:24} {rate:8,.0f} jobs/s ({spread}), {rate / floor:.2f} of the floor\n")
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks",
+        description=__doc__,
+        epilog="Scenarios: "
+        + "; ".join(
+            f"{each.name} ({', '.join(each.legs) or 'only when named'})" for each in SCENARIOS.values()
+        ),
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="Less of everything, in less than two minutes.")
+    add("--only", nargs="+", choices=SCENARIOS, metavar="SCENARIO", help="Measure only these.")
+    add("--runs", type=int, metavar="N", help="Runs of each scenario (default: 3, or 1 with --quick).")
+    add("--json", type=Path, metavar="FILE",
+        help="Write what has been measured there. What it has already is not measured again.")  # fmt: skip
+    add("--processes", type=int, default=default_processes(), metavar="N",
+        help="Executor processes of each worker host (here by default: %(default)s).")  # fmt: skip
+    add("--threads", type=int, default=DEFAULT_THREADS, metavar="T",
+        help="Threads of each of them (default: %(default)s).")  # fmt: skip
+    sizes = parser.add_argument_group("sizes", "By default those of the leg.")
+    for size in fields(Sizes):
+        sizes.add_argument(f"--{size.name}", type=type(size.default), help=size.metadata["help"])
+    arguments = parser.parse_args()
+    given = {name: vars(arguments)[name] for name in asdict(Sizes())}
+    leg = Sizes.quick() if arguments.quick else Sizes()
+    arguments.sizes = replace(leg, **{name: value for name, value in given.items() if value is not None})
+    arguments.runs = arguments.runs or (1 if arguments.quick else 3)
+    arguments.worker = ["--processes", str(arguments.processes), "--threads", str(arguments.threads)]
+    return arguments
 
 
 if __name__ == "__main__":
