@@ -16,7 +16,7 @@ from tests.database import choose
 
 pytestmark = pytest.mark.processes
 
-TINY = ["--jobs", "100"]
+TINY = ["--jobs", "100", "--samples", "4", "--seconds", "0.2"]
 
 
 def benchmarks(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

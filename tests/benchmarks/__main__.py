@@ -106,11 +106,12 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, default=DEFAULT_THREADS, metavar="T",
         help="Threads of each of them (default: %(default)s).")  # fmt: skip
     sizes = parser.add_argument_group("sizes", "By default those of the leg.")
-    for size in fields(Sizes):
-        sizes.add_argument(f"--{size.name}", type=type(size.default), help=size.metadata["help"])
+    options = [size for size in fields(Sizes) if size.metadata]
+    for size in options:
+        sizes.add_argument(f"--{size.name}", type=type(size.default), metavar="N", help=size.metadata["help"])
     arguments = parser.parse_args()
-    given = {name: vars(arguments)[name] for name in asdict(Sizes())}
-    leg = Sizes.quick() if arguments.quick else Sizes()
+    given = {size.name: vars(arguments)[size.name] for size in options}
+    leg = Sizes.of_quick_leg() if arguments.quick else Sizes()
     arguments.sizes = replace(leg, **{name: value for name, value in given.items() if value is not None})
     arguments.runs = arguments.runs or (1 if arguments.quick else 3)
     arguments.worker = ["--processes", str(arguments.processes), "--threads", str(arguments.threads)]

@@ -50,6 +50,14 @@ SELECT count(*)
    AND query LIKE 'LISTEN%%'
 """
 
+EMPTY = """
+SELECT NOT EXISTS (SELECT FROM background_jobs WHERE status = 'queued')
+   AND NOT EXISTS (SELECT FROM background_jobs WHERE status = 'processing')
+"""
+
+# What jobs that return when they started have returned.
+MOMENTS = "SELECT id, result::float8 FROM background_jobs WHERE status = 'completed'"
+
 COMPLETED = "SELECT count(*) FROM background_jobs WHERE status = 'completed' AND attempts = 1"
 
 
@@ -130,6 +138,14 @@ class Bench:
         with self.connection.transaction():
             self.connection.execute("DELETE FROM background_queues")
             self.connection.execute("NOTIFY job_created")
+
+    def until_empty(self) -> None:
+        """Wait until no job waits or runs."""
+        until(lambda: self.value(EMPTY), what="the queue to be empty", deadline=PATIENCE)
+
+    def moments(self) -> dict[int, float]:
+        """When each job that was completed has started, as far as it has returned that."""
+        return dict(self.connection.execute(MOMENTS).fetchall())
 
     # ── Workers ───────────────────────────────────────────────────────────────────────────────────────────
 

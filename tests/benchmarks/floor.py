@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Generator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -37,6 +38,16 @@ UPDATE background_jobs
 """
 
 
+INSERT = """
+INSERT INTO background_jobs (queue_name, job_name, payload)
+VALUES (%s, %s, %s::jsonb)
+RETURNING id
+"""
+
+
+PAYLOAD = '{"args": [1], "kwargs": {}}'
+
+
 class Done(NamedTuple):
     jobs: int
     began: float  # by the clock that all processes share
@@ -45,10 +56,58 @@ class Done(NamedTuple):
 
 def drain(url: str, batch: int, queue: str = "default") -> Generator[None, None, Done]:
     """Claim and complete until nothing is due, with one statement for each."""
-    with psycopg.connect(url, autocommit=True, prepare_threshold=1) as connection:
+    with connect(url) as connection:
         yield
         jobs, began = 0, time.monotonic()
         while claimed := connection.execute(CLAIM, (queue, batch)).fetchall():
             connection.execute(COMPLETE, ([row[0] for row in claimed],))
             jobs += len(claimed)
         return Done(jobs, began, time.monotonic())
+
+
+def listen(url: str) -> Generator[None, None, dict[int, float]]:
+    """Claim and complete what comes, as soon as it comes, until told to stop by a notification.
+
+    Returns when each job was picked up.
+    """
+    moments = {}
+    with connect(url) as connection, connect(url) as listener:
+        listener.execute("LISTEN job_created")
+        listener.execute("LISTEN benchmark_stop")
+        yield
+        while True:
+            while claimed := connection.execute(CLAIM, ("default", 100)).fetchall():
+                now = time.monotonic()
+                moments.update((row[0], now) for row in claimed)
+                connection.execute(COMPLETE, ([row[0] for row in claimed],))
+            for notification in listener.notifies(stop_after=1):
+                if notification.channel == "benchmark_stop":
+                    return moments
+
+
+def offer(url: str, job: str, rate: float, seconds: float) -> Generator[None, None, dict[int, float]]:
+    """Enqueue jobs one by one, at random moments, so many in a second. Returns when each was sent."""
+    sent = {}
+    with connect(url) as connection:
+        yield
+        now = began = time.monotonic()
+        due = began
+        while due < began + seconds:
+            due += random.expovariate(rate)
+            time.sleep(max(due - now, 0))
+            now = time.monotonic()
+            sent[insert(connection, job)] = now
+            now = time.monotonic()
+    return sent
+
+
+def insert(connection: psycopg.Connection[Any], job: str) -> int:
+    """Enqueue a job, and return its id."""
+    row = connection.execute(INSERT, ("default", f"tests.benchmarks.jobs.{job}", PAYLOAD)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def connect(url: str) -> psycopg.Connection[Any]:
+    """A connection that prepares each statement when it sees it for the second time."""
+    return psycopg.connect(url, autocommit=True, prepare_threshold=1)
