@@ -147,6 +147,14 @@ class Bench:
         """When each job that was completed has started, as far as it has returned that."""
         return dict(self.connection.execute(MOMENTS).fetchall())
 
+    @contextmanager
+    def without_triggers(self) -> Iterator[None]:
+        self.connection.execute("ALTER TABLE background_jobs DISABLE TRIGGER USER")
+        try:
+            yield
+        finally:
+            self.connection.execute("ALTER TABLE background_jobs ENABLE TRIGGER USER")
+
     # ── Workers ───────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager

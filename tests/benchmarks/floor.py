@@ -45,6 +45,15 @@ RETURNING id
 """
 
 
+INSERT_MANY = """
+INSERT INTO background_jobs (queue_name, job_name, payload)
+SELECT 'default', 'tests.benchmarks.jobs.nothing', payload::jsonb
+  FROM unnest(%s::text[]) AS payload
+RETURNING id
+"""
+
+COPY = "COPY background_jobs (queue_name, job_name, payload) FROM STDIN"
+
 PAYLOAD = '{"args": [1], "kwargs": {}}'
 
 

@@ -19,9 +19,9 @@ import psycopg
 TICKS = os.sysconf("SC_CLK_TCK")
 PROC = Path("/proc")
 
-WORKER_CPU = "worker, CPU s per 1,000"
-SERVER_CPU = "server, CPU s per 1,000"
-WAL = "WAL, bytes per job"
+WORKER_CPU = "CPU s per 1,000: worker or client"
+SERVER_CPU = "server"
+WAL = "WAL bytes per job"
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,9 @@ class Cost:
     server: float
     wal: float
 
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.worker + other.worker, self.server + other.server, self.wal + other.wal)
+
     def each(self, jobs: int) -> dict[str, float]:
         """What 1,000 jobs took, and the WAL of one."""
         if not jobs:
@@ -140,7 +143,8 @@ class Meter:
         self._first = self._now()
 
     def read(self) -> Cost:
-        return Cost(*(now - then for now, then in zip(self._now(), self._first, strict=True)))
+        now = self._now()
+        return Cost(*(after - before for after, before in zip(now, self._first, strict=True)))
 
     def _now(self) -> tuple[float, float, float]:
         row = self._connection.execute("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn").fetchone()

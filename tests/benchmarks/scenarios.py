@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from . import floor
+from example_project import embedded_postgres
+
+from . import clients, floor
 from .bench import Bench
 from .clients import Clients
-from .measure import Figure, Meter, percentile
+from .measure import Cost, Figure, Meter, percentile
 
 
 def size(default: Any, help: str) -> Any:
@@ -85,9 +91,9 @@ def bare_drain(bench: Bench, name: str, jobs: int, batch: int, *, connections: i
     bench.clear()
     bench.fill(jobs)
     bench.settle_down()
-    with Clients(connections, floor.drain, bench.url, batch) as clients:
-        meter = Meter(bench.connection, clients.pids)
-        done = clients.run()
+    with Clients(connections, floor.drain, bench.url, batch) as draining:
+        meter = Meter(bench.connection, draining.pids)
+        done = draining.run()
         cost = meter.read()
     seconds = max(each.ended for each in done) - min(each.began for each in done)
     total = sum(each.jobs for each in done)
@@ -169,8 +175,8 @@ def latency_busy(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
 def offer(bench: Bench, rate: float, seconds: float) -> dict[int, float]:
     """Let clients enqueue so many jobs in a second, and wait for their end. Returns when each was sent."""
     count = math.ceil(rate / 400)  # one client alone could not keep up
-    with Clients(count, floor.offer, bench.url, "moment", rate / count, seconds) as clients:
-        sent = {id: at for each in clients.run() for id, at in each.items()}
+    with Clients(count, floor.offer, bench.url, "moment", rate / count, seconds) as offering:
+        sent = {id: at for each in offering.run() for id, at in each.items()}
     bench.until_empty()
     return sent
 
@@ -192,3 +198,78 @@ def percentiles(
         beside = (f"{floor}, p{percent}",) if floor else ()
         value = percentile(values, percent)
         yield Figure(f"{name}, p{percent}", value, "ms", beside, details or {} if percent == 50 else {})
+
+
+# ── Enqueueing ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@scenario("enqueue", "Enqueueing by one client, without workers", QUICK)
+def enqueue(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    for kind in clients.WAYS:
+        bench.clear()
+        with Clients(1, clients.enqueue, bench.url, kind, sizes.seconds / 4) as client:
+            [ways] = client.run()
+        for name, way in ways.items():
+            beside = tuple(f"{kind}: {each}" for each in ways if each == clients.BESIDE.get((kind, name)))
+            yield Figure(f"{kind}: {name}", way.jobs / way.seconds, "jobs/s", beside, way.details)
+
+
+@scenario("clients", "Commits of one INSERT each, by several clients, with the trigger and without", QUICK)
+def committing_clients(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    """Who waits for whom: a commit with a notification takes a lock that the whole server has only once."""
+    for workers in ("busy",) if sizes.quick else ("none", "idle", "busy"):
+        bench.clear()
+        if workers == "busy":
+            bench.fill(100_000, "sleep_50")
+        bench.settle_down()
+        with bench.hosts(0 if workers == "none" else 1) as running:
+            pids = [host.pid for host in running]
+            for count in (16,) if sizes.quick else (1, 4, 16):
+                name = f"{count} clients, workers {workers}" if count > 1 else f"1 client, workers {workers}"
+                yield from with_and_without_trigger(bench, name, count, sizes.seconds, pids)
+
+
+def with_and_without_trigger(
+    bench: Bench, name: str, count: int, seconds: float, pids: list[int]
+) -> Iterator[Figure]:
+    seconds_each = max(round(seconds / 4), 1)  # pgbench counts in whole seconds
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    costs = {False: Cost(0, 0, 0), True: Cost(0, 0, 0)}
+    for trigger in (False, True, True, False):
+        with nullcontext() if trigger else bench.without_triggers():
+            meter = Meter(bench.connection, pids)
+            rates[trigger].append(commits(bench, count, seconds_each))
+            costs[trigger] += meter.read()
+    for trigger, beside in ((False, ()), (True, (f"{name}: no trigger",))):
+        rate = sum(rates[trigger]) / 2
+        details = costs[trigger].each(round(rate * 2 * seconds_each))
+        yield Figure(f"{name}: {'trigger' if trigger else 'no trigger'}", rate, "commits/s", beside, details)
+
+
+ONE_INSERT = """
+INSERT INTO background_jobs (queue_name, job_name, payload)
+VALUES ('default', 'tests.benchmarks.jobs.nothing', '{"args": [1], "kwargs": {}}');
+"""
+
+
+def commits(bench: Bench, count: int, seconds: int) -> float:
+    """How many single jobs so many clients commit in a second: by pgbench, which takes little itself."""
+    script = bench.directory / "insert.sql"
+    script.write_text(ONE_INSERT)
+    options = ["--no-vacuum", "--protocol=prepared", f"--client={count}", f"--time={seconds}"]
+    ran = subprocess.run(
+        [pgbench(), *options, f"--file={script}", bench.url], capture_output=True, text=True, check=True
+    )
+    found = re.search(r"^tps = ([0-9.]+)", ran.stdout, re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"What pgbench says has no rate:\n{ran.stdout}")
+    return float(found[1])
+
+
+def pgbench() -> str:
+    """The path of pgbench, which comes with Postgres. Raises RuntimeError where there is none."""
+    beside = embedded_postgres.find_programs() / "pgbench"
+    path = str(beside) if beside.exists() else shutil.which("pgbench")
+    if path is None:
+        raise RuntimeError("The scenario `clients` needs pgbench, which is not in the PATH.")
+    return path
