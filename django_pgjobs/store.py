@@ -372,7 +372,12 @@ def claim(
     """
     cursor.execute(
         sql.CLAIM,
-        {"token": token, "worker_id": worker_id, "limit": limit} | _where_to_claim(queues, after, reached),
+        {
+            "token": token,
+            "worker_id": worker_id,
+            "limit": limit,
+            **_where_to_claim(queues, after, reached),
+        },
     )
     claims = []
     next_due = None
