@@ -47,6 +47,21 @@ SET LOCAL idle_in_transaction_session_timeout = {idle}
 # From PostgreSQL 17 on, a role may also have this limit, which knows nothing of ours.
 BEGIN_17 = f"{BEGIN}; SET LOCAL transaction_timeout = 0"
 
+# ── Notifications ─────────────────────────────────────────────────────────────────────────────────────────
+
+# The triggers send notifications unless a host is there and none wants to be told, since each commit that
+# carries one waits for all others. Both are said with advisory locks, shared, of the session that listens: so
+# they end with it, however it ends. That a trigger finds out by trying an exclusive one, for a microsecond,
+# needs no privilege, and no table that it might not find.
+HOST_IS_HERE = "1785688435, 1"  # "joqs" in ASCII, so that nobody else's lock is ours
+HOST_WANTS_TO_BE_TOLD = "1785688435, 2"
+
+HEAR = f"""
+SELECT pg_advisory_lock_shared({HOST_IS_HERE}), pg_advisory_lock_shared({HOST_WANTS_TO_BE_TOLD})
+"""
+WANT = f"SELECT pg_advisory_lock_shared({HOST_WANTS_TO_BE_TOLD})"
+WANT_NO_MORE = f"SELECT pg_advisory_unlock_shared({HOST_WANTS_TO_BE_TOLD})"
+
 # ── Enqueueing ────────────────────────────────────────────────────────────────────────────────────────────
 
 # → queued. Delays are added to the database's clock. Returns the row as the handle needs it.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import signal
 import socket
 import uuid
@@ -48,14 +47,14 @@ from .lifecycle import (
     decide,
 )
 from .marks import Areas
+from .polling import Polling
 from .store import Cursor
 from .timeouts import Timeouts
-from .turns import Frontier, Report, Turn, carry_out
+from .turns import Report, Turn, carry_out
 from .wakeup import Listener, Wakeup
 
 logger = logging.getLogger(__name__)
 
-DEAF_POLL = 1.0  # seconds between polls while the listener does not hear
 LOOK_AGAIN = 0.2  # seconds until a row that somebody had locked is settled
 SINGLY = 50  # verdicts that are tried one by one in a transaction
 PROGRESS_PAUSE = 0.2  # seconds for which what jobs say of their progress is gathered
@@ -140,12 +139,7 @@ class Supervisor:
         self.one_by_one = False  # a batch could not be stored, so its values are tried singly
         self.unanswered_claims: list[uuid.UUID] = []  # tokens
 
-        self.next_poll = 0.0
-        self.next_due = NEVER
-        self.backlog = False  # the last claim found all that it asked for
-        self.found_nothing = False  # by the last claim, and nothing has been settled since
-        self.last_queue = ""
-        self.frontier = Frontier(options.poll_interval)
+        self.polling = Polling(options.poll_interval)
 
         self.probe_is_due = False
         self.next_renewal = 0.0
@@ -398,8 +392,7 @@ class Supervisor:
             self.listener.notified = False
             turn.limit = room
             turn.token = uuid.uuid4()
-            turn.after = self.last_queue
-            turn.reached = self.frontier.start(now)
+            turn.after, turn.reached = self.polling.start(now)
         return turn, renewing, settling
 
     def _take_unsettled(self, now: float) -> list[tuple[Held, Verdict]]:
@@ -423,10 +416,8 @@ class Supervisor:
 
     def _next_claim(self) -> float:
         """When it is worth looking for jobs."""
-        drained = self.options.drain and not self.held and not self.found_nothing
-        if self.listener.notified or self.backlog or drained:
-            return 0.0
-        return min(self.next_poll, self.next_due, self.frontier.next_deadline)
+        drained = self.options.drain and not self.held and not self.polling.found_nothing
+        return 0.0 if self.listener.notified or drained else self.polling.next_look
 
     def _finish_turn(
         self, turn: Turn, renewing: list[Held], settling: list[tuple[Held, Verdict]], future: Future[Report]
@@ -452,7 +443,9 @@ class Supervisor:
             if asked and id in self.held and not self.held[id].lost:
                 self._abort(self.held[id])
         if report.claimed is not None:
-            self.frontier.learn(report.claimed, report.claim_took, clock())
+            hears = self.listener.hears
+            self.polling.learn(report.claimed, turn.limit, report.claim_took, clock(), hears=hears)
+            self.listener.want(self.polling.wants_notifications)
             self._take_in(report.claimed, turn)
 
     def _take_renewals(self, turn: Turn, report: Report, renewing: list[Held]) -> None:
@@ -488,14 +481,6 @@ class Supervisor:
             )
 
     def _take_in(self, claimed: store.Claimed, turn: Turn) -> None:
-        now = clock()
-        self.backlog = len(claimed.claims) >= turn.limit
-        interval = self.options.poll_interval if self.listener.hears else DEAF_POLL
-        self.next_poll = now + min(interval, self.options.poll_interval) * random.uniform(0.8, 1.0)
-        self.next_due = NEVER if claimed.next_due is None else now + max(claimed.next_due, 0.0)
-        self.found_nothing = not claimed.claims and turn.reached is None
-        if claimed.claims:
-            self.last_queue = claimed.claims[0].queue_name
         for claim in claimed.claims:
             self.last_ticket += 1
             function = jobs.find(claim.job_name)
@@ -513,7 +498,7 @@ class Supervisor:
 
     def _settled(self, held: Held, verdict: Verdict) -> None:
         self._forget(held)
-        self.found_nothing = False  # it may have left something behind
+        self.polling.found_nothing = False  # it may have left something behind
         if verdict.event not in (Event.RELEASE, Event.PARK):
             self._tell(held.claim, verdict, held.duration)
         level = _LEVELS.get(verdict.event, logging.INFO)
@@ -640,11 +625,11 @@ class Supervisor:
 
     def _is_drained(self) -> bool:
         return (
-            self.found_nothing
+            self.polling.found_nothing
             and not self.held
             and not self.listener.notified
             and self.pending is None
-            and self.next_due > clock()
+            and self.polling.next_due > clock()
         )
 
     def _close(self) -> None:

@@ -14,15 +14,12 @@ from dataclasses import dataclass, field
 import psycopg
 
 from . import jobs, store
-from .channel import NEVER, clock
+from .channel import clock
 from .database import is_outage
 from .lifecycle import Completed, Event, JobError, Verdict, decide
 from .store import Claim, Cursor, Settlement
 
 logger = logging.getLogger(__name__)
-
-USUAL = 0.00005  # seconds that a claim takes for each job that it finds
-SLOW = 0.005  # seconds beyond that
 
 
 @dataclass(slots=True)
@@ -68,42 +65,6 @@ class Report:
     completed: set[int] = field(default_factory=set)  # before, without our having heard of it
     claimed: store.Claimed | None = None
     claim_took: float = 0.0  # seconds
-
-
-class Frontier:
-    """Where claims start, so that they need not step over what was claimed before.
-
-    To step over such a job costs about 0.13 us, and a snapshot that somebody holds for ten minutes may keep
-    millions of them in the index. So once a claim from the beginning was slow, the next ones go on where it
-    came to, until it has taken a tenth of the time at most, or a polling interval has passed. What has come
-    in late, at a new level, or back is found from the beginning only: at once, where the others find nothing.
-    """
-
-    def __init__(self, poll_interval: float) -> None:
-        self._poll_interval = poll_interval  # seconds
-        self._reached: store.Reached | None = None
-        self._until = NEVER
-
-    @property
-    def next_deadline(self) -> float:
-        """When to claim from the beginning, whatever else there is to do."""
-        return self._until
-
-    def start(self, now: float) -> store.Reached | None:
-        """Where a claim at this time has to start; None for the beginning."""
-        if now >= self._until:
-            self._reached, self._until = None, NEVER
-        return self._reached
-
-    def learn(self, claimed: store.Claimed, took: float, now: float) -> None:
-        """Take note of a claim from where `start` has said, and of the seconds that it took."""
-        if self._reached is not None:
-            self._reached = claimed.reached
-            if not claimed.claims:
-                self._until = now
-        elif claimed.claims and took - USUAL * len(claimed.claims) > SLOW:
-            self._reached = claimed.reached
-            self._until = now + min(10 * took, self._poll_interval)
 
 
 def carry_out(cursor: Cursor, turn: Turn) -> Report:

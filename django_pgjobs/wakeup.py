@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 
+from . import sql
 from .channel import NEVER, clock
 from .database import cut, is_pooled
 
@@ -28,6 +29,7 @@ JOB_COMMANDS = "job_commands"
 PROBE_INTERVAL = 10.0  # seconds between a listener's probes of itself
 RECONNECT_FIRST = 0.5  # seconds
 RECONNECT_LONGEST = 10.0
+LOOKS = (0.01, 0.05, 0.25, 1.0)  # seconds after it wants to be notified again
 POOLER_PAUSE = 300.0  # seconds; a pooler does not go away by itself
 
 
@@ -90,6 +92,10 @@ class Listener:
     a new connection hears again, `hears` is False and the host polls more often. Connecting happens in a
     thread, so that a database that does not answer never blocks the wait. Without `connect` it never listens.
 
+    While so much is found that nobody has to be told of more, a host does not want to be notified, and says
+    so by giving up a lock (`sql.WANT_NO_MORE`). Whoever creates a job then, and commits it when the host does
+    want to be notified again, has notified nobody. So then it looks at once, and a few times soon after.
+
     What others notify is listened for only once a probe was heard: a pooler would hand the session on to
     others, and they would be told from then on. Where one is found, nothing is tried unless `past_poolers`
     says that this connection is a direct one, or as good.
@@ -122,6 +128,10 @@ class Listener:
         self._next_probe = 0.0
         self._unheard = 0
         self._listens = False  # for more than probes
+        self._wants = True  # to be notified
+        self._told = True  # the server that it does
+        self._asking = False  # the server has yet to answer
+        self._looks: list[float] = []  # when to look without having been notified
 
     def keep(self) -> bool:
         """Reconnect if need be. True when it is time to send a probe."""
@@ -132,6 +142,9 @@ class Listener:
             self._keep_connecting(now)
         if self._connection is None:
             return False
+        if self._looks and now >= self._looks[0]:
+            self._looks.pop(0)
+            self.notified = True
         if now < self._next_probe:
             return False
         if self._unheard >= 2:
@@ -140,6 +153,16 @@ class Listener:
         self._next_probe = now + PROBE_INTERVAL
         self._unheard += 1
         return True
+
+    def want(self, wants: bool) -> None:
+        """Say whether to be notified of new jobs. Takes effect when the server has answered."""
+        self._wants = wants
+        if self._wants != self._told and self.hears and not self._asking:
+            self._told = wants
+            try:
+                self._ask(sql.WANT if wants else sql.WANT_NO_MORE)
+            except psycopg.Error as error:
+                self._lose(str(error).strip())
 
     def try_now(self) -> None:
         """Do not wait any longer: the database answers again."""
@@ -151,7 +174,7 @@ class Listener:
         if self._connect is None:
             return NEVER
         if self._connection is not None:
-            return self._next_probe
+            return min([self._next_probe, *self._looks[:1]])
         return self._next_try if self._attempt is None else self._give_up_at
 
     def close(self) -> None:
@@ -184,7 +207,8 @@ class Listener:
         self._wakeup.watch(self._fd, self._read)
         self._unheard = 0
         self._next_probe = clock()
-        self._listens = False
+        self._listens = self._asking = False
+        self._looks = []
 
     def _read(self) -> None:
         """Take in what the server sent. Never blocks."""
@@ -207,22 +231,39 @@ class Listener:
         self._failures = 0
         if not self._listens:
             self._listens = True
-            # The answer comes in when it comes. From now on this session is silent.
-            self._connection.pgconn.send_query(
-                f"LISTEN {JOB_CREATED}; LISTEN {JOB_COMMANDS}; SET idle_session_timeout = 0".encode()
-            )
-            self._connection.pgconn.flush()
+            self._told = True
+            listen = f"LISTEN {JOB_CREATED}; LISTEN {JOB_COMMANDS}; {sql.HEAR}"
+            self._ask(f"{listen}; SET idle_session_timeout = 0")  # it is silent from now on
+
+    def _ask(self, statements: str) -> None:
+        """Send statements whose answers come in when they come. Raises psycopg.Error."""
+        assert self._connection is not None
+        self._asking = True
+        self._connection.pgconn.send_query(statements.encode())
+        self._connection.pgconn.flush()
 
     def _take_answers(self, pgconn: psycopg.pq.abc.PGconn) -> None:
-        """See whether the server listens for us by now. Raises psycopg.Error if it refuses to."""
-        while not pgconn.is_busy() and (result := pgconn.get_result()):
-            if result.status != psycopg.pq.ExecStatus.COMMAND_OK:
-                raise psycopg.OperationalError(result.get_error_message())
-            if not self.hears:
-                self.hears = True
-                self._complained = False
-                logger.info("Listening for new jobs.")
+        """See what the server has answered. Raises psycopg.Error if it refuses."""
+        while self._asking and not pgconn.is_busy():
+            if result := pgconn.get_result():
+                if result.status not in (psycopg.pq.ExecStatus.COMMAND_OK, psycopg.pq.ExecStatus.TUPLES_OK):
+                    raise psycopg.OperationalError(result.get_error_message())
+            else:
+                self._asking = False
+                self._answered()
+
+    def _answered(self) -> None:
+        if not self.hears:
+            self.hears = True
+            self._complained = False
+            logger.info("Listening for new jobs.")
             self.notified = True  # what was created before was not heard
+        elif self._told:
+            self.notified = True
+            self._looks = [clock() + pause for pause in LOOKS]
+        else:
+            self._looks = []
+        self.want(self._wants)
 
     def _lose(self, reason: str) -> None:
         self.close()

@@ -5,10 +5,14 @@ from datetime import timedelta
 
 import pytest
 
-from django_pgjobs import store
+from django_pgjobs import sql, store
+from django_pgjobs.channel import clock
+from django_pgjobs.database import connect
 from django_pgjobs.lifecycle import Event, JobError, Verdict
+from django_pgjobs.wakeup import LOOKS, Listener, Wakeup
 from tests.factories import claim_of, make_job, rows
 from tests.sessions import session, work
+from tests.workers import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -169,3 +173,118 @@ def test_a_session_that_knows_no_schema_at_all_can_insert(heard):
 
     assert heard() == ["default", "default"]
     assert [row["status"] for row in rows().values()] == ["queued"]
+
+
+# Hosts that do not want to be notified
+
+
+LOCKS_OF_OURS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+
+
+def test_where_a_host_is_and_none_wants_to_be_told_it_is_quiet(heard, other):
+    failed = make_job("failed")
+    with session() as one, session() as two:
+        one.execute(sql.HEAR)
+        two.execute(sql.HEAR)
+        for host, announced in ((one, ["mail"]), (two, [])):
+            host.execute(sql.WANT_NO_MORE)
+            other.execute(INSERT)
+            assert heard() == announced
+        failed.retry()
+        assert heard() == []
+        two.execute(sql.WANT)
+        other.execute(INSERT)
+        assert heard() == ["mail"]
+        two.execute(sql.WANT_NO_MORE)
+        other.execute(INSERT_MANY)
+        assert heard() == []
+    other.execute(INSERT)  # there is no host: who knows who listens
+    assert heard() == ["mail"]
+
+
+def test_to_find_out_leaves_no_lock(other):
+    with session() as host:
+        for statement in ("SELECT 1", sql.HEAR, sql.WANT_NO_MORE):
+            host.execute(statement)
+            with other.transaction():
+                other.execute(INSERT)
+                assert other.execute(LOCKS_OF_OURS).fetchone() == (0,)
+
+
+@pytest.fixture
+def listener():
+    wakeup = Wakeup()
+    listener = Listener(wakeup, f"probe_{uuid.uuid4().hex}", lambda: connect("default", 10, "listener"))
+    with session() as speaker:
+
+        def when(condition):
+            """Go on as a host does until this holds."""
+
+            def is_so():
+                if listener.keep():
+                    speaker.execute(f"NOTIFY {listener.probe_channel}")
+                wakeup.wait(min(listener.next_deadline - clock(), 0.01))
+                return condition()
+
+            until(is_so)
+
+        when(lambda: listener.hears)
+        listener.notified = False
+        yield listener, when
+    listener.close()
+    wakeup.close()
+
+
+def wants(connection) -> bool:
+    """Whether the host holds the lock that says so."""
+    (count,) = connection.execute(
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 2"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    ).fetchone()
+    return count > 0
+
+
+def test_what_was_created_while_nobody_wanted_to_know_is_looked_for(listener, other):
+    """Its transaction may end long after the host wants to be told again, and then it tells nobody."""
+    listener, when = listener
+    assert wants(other)
+    listener.want(False)
+    when(lambda: not wants(other))
+    with session() as late, late.transaction():
+        late.execute(INSERT)
+        listener.want(True)
+        when(lambda: wants(other) and listener.notified)
+    for _ in LOOKS:
+        listener.notified = False
+        when(lambda: listener.notified)
+    assert listener.next_deadline > clock() + 2  # the next probe
+    listener.notified = False
+    other.execute(INSERT)
+    when(lambda: listener.notified)
+
+
+def test_a_host_may_change_its_mind_before_the_server_has_answered(listener, other):
+    listener, when = listener
+    for _ in range(20):
+        listener.want(False)
+        listener.want(True)
+        listener.want(False)
+    when(lambda: not wants(other))
+    listener.want(True)
+    listener.want(False)
+    listener.want(True)
+    when(lambda: wants(other) and listener.notified)
+
+
+def test_a_host_that_listens_anew_wants_what_it_wanted(listener, other):
+    listener, when = listener
+    listener.want(False)
+    when(lambda: not wants(other))
+    other.execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+        " WHERE application_name = 'django_pgjobs listener' AND datname = current_database()"
+    )
+    when(lambda: not listener.hears)
+    listener.try_now()
+    when(lambda: listener.hears)
+    when(lambda: not wants(other))

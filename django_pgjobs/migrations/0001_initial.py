@@ -36,12 +36,21 @@ ALTER TABLE background_jobs SET (
 
 # One notification for each queue and statement, when something is due soon enough to be worth waking up
 # for. Postgres merges equal ones within a transaction. Nothing in here can raise: an error would abort the
-# caller's INSERT. SET LOCAL pgjobs.notify = 'off' silences both.
+# caller's INSERT. SET LOCAL pgjobs.notify = 'off' silences both. So do the worker hosts: where one holds the
+# first of the two advisory locks, and none the second, nobody has to be told (HEAR and WANT_NO_MORE in
+# `sql`). That is one expression, so that nothing comes between locking and unlocking.
 CREATE_TRIGGERS = """
 CREATE FUNCTION background_jobs_notify_inserted() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF pg_catalog.current_setting('pgjobs.notify', true) IS DISTINCT FROM 'off' THEN
+    IF pg_catalog.current_setting('pgjobs.notify', true) IS DISTINCT FROM 'off'
+       AND (CASE WHEN pg_catalog.pg_try_advisory_lock(1785688435, 1)
+                 THEN pg_catalog.pg_advisory_unlock(1785688435, 1)
+                 WHEN pg_catalog.pg_try_advisory_lock(1785688435, 2)
+                 THEN NOT pg_catalog.pg_advisory_unlock(1785688435, 2)
+                 ELSE true
+            END)
+    THEN
         PERFORM pg_catalog.pg_notify('job_created', due.queue_name)
            FROM (SELECT DISTINCT inserted.queue_name
                    FROM inserted
@@ -62,7 +71,14 @@ CREATE TRIGGER background_jobs_inserted
 CREATE FUNCTION background_jobs_notify_requeued() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF pg_catalog.current_setting('pgjobs.notify', true) IS DISTINCT FROM 'off' THEN
+    IF pg_catalog.current_setting('pgjobs.notify', true) IS DISTINCT FROM 'off'
+       AND (CASE WHEN pg_catalog.pg_try_advisory_lock(1785688435, 1)
+                 THEN pg_catalog.pg_advisory_unlock(1785688435, 1)
+                 WHEN pg_catalog.pg_try_advisory_lock(1785688435, 2)
+                 THEN NOT pg_catalog.pg_advisory_unlock(1785688435, 2)
+                 ELSE true
+            END)
+    THEN
         PERFORM pg_catalog.pg_notify('job_created', NEW.queue_name);
     END IF;
     RETURN NULL;

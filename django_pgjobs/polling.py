@@ -1,0 +1,121 @@
+"""When a host looks for jobs, from where on, and whether it has to be told of new ones.
+
+It looks when it was notified, when a job comes due, at once where the last look found all that it asked for,
+and in any case after a polling interval. Nothing here knows of executors, or talks to the database.
+"""
+
+from __future__ import annotations
+
+import random
+
+from . import store
+from .channel import NEVER
+
+DEAF_POLL = 1.0  # seconds between polls while the listener does not hear
+
+USUAL = 0.00005  # seconds that a claim takes for each job that it finds
+SLOW = 0.005  # seconds beyond that
+
+# Jobs a second beyond which notifications are more a burden than a help. Commits that carry one wait for each
+# other: with 16 clients, about 2,000 a second are possible, and four times as many without.
+RUSH = 1000
+RUSH_WINDOW = 0.05  # seconds over which they are counted
+RUSH_PAUSE = 0.002  # seconds between two looks in a rush
+
+
+class Polling:
+    """What a host has learnt from its claims about the next one. Times are those of `clock`."""
+
+    def __init__(self, poll_interval: float) -> None:
+        self.found_nothing = False  # by the last claim, and nothing has been settled since
+        self.next_due = NEVER  # when the next job that waits is due
+        self._poll_interval = poll_interval  # seconds
+        self._next_poll = 0.0
+        self._found_all = False  # that was asked for
+        self._last_queue = ""
+        self._frontier = Frontier(poll_interval)
+        self._rush = Rush()
+
+    @property
+    def wants_notifications(self) -> bool:
+        """Whether new jobs have to be announced for this host to find them at once."""
+        return not self._rush.is_on
+
+    @property
+    def next_look(self) -> float:
+        """When it is worth looking for jobs, if nobody has said so before."""
+        return 0.0 if self._found_all else min(self._next_poll, self.next_due, self._frontier.next_deadline)
+
+    def start(self, now: float) -> tuple[str, store.Reached | None]:
+        """The queue whose turn it was, and how far claims have come: where this one starts."""
+        return self._last_queue, self._frontier.start(now)
+
+    def learn(self, claimed: store.Claimed, limit: int, took: float, now: float, *, hears: bool) -> None:
+        """Take note of a claim of up to `limit` jobs, which took so many seconds."""
+        self.found_nothing = not claimed.claims and not self._frontier.is_ahead
+        self._found_all = len(claimed.claims) >= limit
+        self._frontier.learn(claimed, took, now)
+        self._rush.learn(len(claimed.claims), now)
+        interval = self._poll_interval if hears else min(self._poll_interval, DEAF_POLL)
+        self._next_poll = now + (RUSH_PAUSE if self._rush.is_on else interval * random.uniform(0.8, 1.0))
+        self.next_due = NEVER if claimed.next_due is None else now + max(claimed.next_due, 0.0)
+        if claimed.claims:
+            self._last_queue = claimed.claims[0].queue_name
+
+
+class Frontier:
+    """Where claims start, so that they need not step over what was claimed before.
+
+    To step over such a job costs about 0.13 us, and a snapshot that somebody holds for ten minutes may keep
+    millions of them in the index. So once a claim from the beginning was slow, the next ones go on where it
+    came to, until it has taken a tenth of the time at most, or a polling interval has passed. What has come
+    in late, at a new level, or back is found from the beginning only: at once, where the others find nothing.
+    """
+
+    def __init__(self, poll_interval: float) -> None:
+        self._poll_interval = poll_interval  # seconds
+        self._reached: store.Reached | None = None
+        self._until = NEVER
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether claims do not start from the beginning."""
+        return self._reached is not None
+
+    @property
+    def next_deadline(self) -> float:
+        """When to claim from the beginning, whatever else there is to do."""
+        return self._until
+
+    def start(self, now: float) -> store.Reached | None:
+        """Where a claim at this time has to start; None for the beginning."""
+        if now >= self._until:
+            self._reached, self._until = None, NEVER
+        return self._reached
+
+    def learn(self, claimed: store.Claimed, took: float, now: float) -> None:
+        """Take note of a claim from where `start` has said, and of the seconds that it took."""
+        if self.is_ahead:
+            self._reached = claimed.reached
+            if not claimed.claims:
+                self._until = now
+        elif claimed.claims and took - USUAL * len(claimed.claims) > SLOW:
+            self._reached = claimed.reached
+            self._until = now + min(10 * took, self._poll_interval)
+
+
+class Rush:
+    """Whether so many jobs come in that looking all the time finds them as soon as being notified does."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._since = 0.0
+        self._found = 0
+
+    def learn(self, found: int, now: float) -> None:
+        """Take note of a claim that found so many jobs."""
+        self._found += found
+        passed = now - self._since
+        if passed >= RUSH_WINDOW:
+            self.is_on = self._found >= RUSH * passed
+            self._since, self._found = now, 0

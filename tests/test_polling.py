@@ -1,0 +1,93 @@
+"""When a host looks for jobs, and from where on: decisions without a database."""
+
+from __future__ import annotations
+
+from django_pgjobs.polling import RUSH_PAUSE, Frontier, Polling
+from django_pgjobs.store import Claim, Claimed, Reached
+
+HERE: Reached = {("default", 0): (100.0, 7)}
+THERE: Reached = {("default", 0): (200.0, 9)}
+ONE = Claim(7, None, 1, 3, "tests.any", "default", "{}")
+
+
+def found(reached: Reached, count: int = 1) -> Claimed:
+    return Claimed([ONE] * count, None, reached)
+
+
+def test_as_long_as_claims_are_fast_each_starts_from_the_beginning() -> None:
+    frontier = Frontier(poll_interval=5)
+    frontier.learn(found(HERE), took=0.001, now=50)
+    assert frontier.start(50) is None
+    frontier.learn(found(HERE, count=1000), took=0.04, now=50)  # it has found much
+    assert frontier.start(50) is None
+    frontier.learn(found({}, count=0), took=1, now=50)  # there is nothing to go on from
+    assert frontier.start(50) is None
+
+
+def test_after_a_slow_one_claims_go_on_for_ten_times_as_long() -> None:
+    frontier = Frontier(poll_interval=5)
+    assert frontier.start(50) is None
+    frontier.learn(found(HERE), took=0.1, now=50)
+    assert frontier.start(50) == HERE
+    frontier.learn(found(THERE), took=0.001, now=50.5)
+    assert frontier.start(50.9) == THERE
+    assert frontier.next_deadline == 51
+    assert frontier.start(51) is None
+    assert frontier.next_deadline == float("inf")
+    frontier.learn(found(THERE), took=0.001, now=51)
+    assert frontier.start(51) is None
+
+
+def test_a_polling_interval_is_the_longest() -> None:
+    frontier = Frontier(poll_interval=5)
+    frontier.learn(found(HERE), took=2, now=50)
+    assert frontier.next_deadline == 55
+
+
+def test_where_the_others_find_nothing_the_next_one_starts_from_the_beginning_at_once() -> None:
+    frontier = Frontier(poll_interval=5)
+    frontier.learn(found(HERE), took=0.4, now=50)
+    assert frontier.start(51) == HERE
+    frontier.learn(found(HERE, count=0), took=0.001, now=51)
+    assert frontier.next_deadline <= 51
+    assert frontier.start(51) is None
+
+
+def test_in_a_rush_nobody_has_to_tell() -> None:
+    polling = Polling(poll_interval=5)
+    assert polling.wants_notifications
+    for turn in range(100):
+        polling.learn(found(HERE, count=3), limit=10, took=0.001, now=50 + turn * 0.002, hears=True)
+    assert not polling.wants_notifications
+    assert polling.next_look <= 50.2 + RUSH_PAUSE
+    for turn in range(100):  # with a moment without any now and then
+        polling.learn(found(HERE, count=turn % 5), limit=10, took=0.001, now=50.2 + turn * 0.0015, hears=True)
+        assert not polling.wants_notifications
+    polling.learn(found({}, count=0), limit=10, took=0.001, now=50.36, hears=True)
+    polling.learn(found({}, count=0), limit=10, took=0.001, now=50.42, hears=True)
+    assert polling.wants_notifications
+    assert 50.42 + 4 <= polling.next_look <= 50.42 + 5
+
+
+def test_a_crowd_that_has_gathered_is_no_rush() -> None:
+    polling = Polling(poll_interval=5)
+    polling.learn(found(HERE, count=1000), limit=1000, took=0.04, now=50, hears=True)
+    assert polling.wants_notifications
+    assert polling.next_look == 0  # there may be more
+    polling.learn(found(HERE, count=1000), limit=1000, took=0.04, now=50.06, hears=True)
+    assert not polling.wants_notifications
+
+
+def test_when_it_is_time_to_look() -> None:
+    polling = Polling(poll_interval=5)
+    assert polling.next_look == 0
+    polling.learn(Claimed([], 0.5, {}), limit=10, took=0.001, now=50, hears=True)
+    assert (polling.next_look, polling.next_due, polling.found_nothing) == (50.5, 50.5, True)
+    polling.learn(Claimed([], None, {}), limit=10, took=0.001, now=50, hears=False)
+    assert 50.8 <= polling.next_look <= 51
+    polling.learn(found(HERE), limit=10, took=0.3, now=50, hears=True)
+    assert (polling.next_look, polling.found_nothing) == (53, False)  # from the beginning again
+    assert polling.start(51) == ("default", HERE)
+    polling.learn(Claimed([], None, HERE), limit=10, took=0.001, now=51, hears=True)
+    assert not polling.found_nothing  # where it looked
+    assert polling.start(51) == ("default", None)
