@@ -141,7 +141,6 @@ class Supervisor:
 
         self.polling = Polling(options.poll_interval)
 
-        self.probe_is_due = False
         self.next_renewal = 0.0
         self.kept_house = False  # at the last opportunity
         self.housekeeping = Housekeeping(self._swept, takes_ticks=not options.drain)
@@ -197,10 +196,10 @@ class Supervisor:
 
     def _next_question(self) -> float:
         """When the database is to be asked something again."""
-        questions = [self.next_renewal, self.next_progress]
+        questions = [self.next_renewal, self.next_progress, self.listener.next_probe]
         if self.unsettled:
             questions.append(min(held.retry_at for held, _ in self.unsettled))
-        if self.unanswered_claims or self.probe_is_due:
+        if self.unanswered_claims:
             questions.append(0.0)
         if self._room():
             questions.append(self._next_claim())
@@ -329,7 +328,7 @@ class Supervisor:
 
     def _talk_to_database(self) -> None:
         """Take in the answer of the database thread, and give it the next piece of work."""
-        self.probe_is_due |= self.listener.keep()
+        self.listener.keep()
         if self.pending is not None:
             future, finish = self.pending
             if not future.done():
@@ -369,10 +368,14 @@ class Supervisor:
         turn = Turn(self.host, sent_at=now, one_by_one=self.one_by_one)
         turn.unanswered_claims = list(self.unanswered_claims)
         turn.dead_sessions = list(self.dead_sessions)
-        if self.probe_is_due:
-            self.probe_is_due = False
+        room = self._room()
+        will_claim = room > 0 and now >= self._next_claim()
+        # What is due before the next poll goes along with this one: then an idle host asks half as often.
+        soon = now + min(self.options.poll_interval, self.lease / 8) if will_claim else now
+        if soon >= self.listener.next_probe:
+            self.listener.note_probe()
             turn.probe = self.listener.probe_channel
-        if now >= self.next_renewal:
+        if soon >= self.next_renewal:
             self.next_renewal = now + self.lease / 4
             turn.announce = "stopping" if self.stopping else "running"
         renewing = []
@@ -388,7 +391,7 @@ class Supervisor:
             self.progress = {}
             self.next_progress = NEVER
         turn.settlements = [(held.claim, verdict) for held, verdict in settling]
-        if (room := self._room()) and now >= self._next_claim():
+        if will_claim:
             self.listener.notified = False
             turn.limit = room
             turn.token = uuid.uuid4()
@@ -544,7 +547,8 @@ class Supervisor:
             self.listener.notified = True
             if turn.was_sent:
                 self.unanswered_claims.append(turn.token)  # the COMMIT may have reached the server
-        self.probe_is_due |= bool(turn.probe)
+        if turn.probe:
+            self.listener.probe_again()
         if turn.renewals or turn.announce:
             self.next_renewal = 0.0
         if is_outage(error) or turn.one_by_one or not turn.settlements:

@@ -133,26 +133,31 @@ class Listener:
         self._asking = False  # the server has yet to answer
         self._looks: list[float] = []  # when to look without having been notified
 
-    def keep(self) -> bool:
-        """Reconnect if need be. True when it is time to send a probe."""
-        if self._connect is None:
-            return False
+    def keep(self) -> None:
+        """Reconnect if need be, and notice when it is time to look."""
         now = clock()
-        if self._connection is None:
+        if self._connect is not None and self._connection is None:
             self._keep_connecting(now)
-        if self._connection is None:
-            return False
         if self._looks and now >= self._looks[0]:
             self._looks.pop(0)
             self.notified = True
-        if now < self._next_probe:
-            return False
-        if self._unheard >= 2:
+        if self._connection is not None and self._unheard >= 2 and now >= self._next_probe:
             self._lose("two probes in a row were not heard")
-            return False
-        self._next_probe = now + PROBE_INTERVAL
+
+    @property
+    def next_probe(self) -> float:
+        """When a probe has to be sent, by `clock`."""
+        return NEVER if self._connection is None else self._next_probe
+
+    def note_probe(self) -> None:
+        """Take note that a probe is being sent."""
+        self._next_probe = clock() + PROBE_INTERVAL
         self._unheard += 1
-        return True
+
+    def probe_again(self) -> None:
+        """The last probe was not sent after all."""
+        self._next_probe = 0.0
+        self._unheard = max(self._unheard - 1, 0)
 
     def want(self, wants: bool) -> None:
         """Say whether to be notified of new jobs. Takes effect when the server has answered."""
@@ -173,15 +178,17 @@ class Listener:
         """When `keep` has to be called again, by `clock`."""
         if self._connect is None:
             return NEVER
-        if self._connection is not None:
-            return min([self._next_probe, *self._looks[:1]])
-        return self._next_try if self._attempt is None else self._give_up_at
+        if self._connection is None:
+            return self._next_try if self._attempt is None else self._give_up_at
+        lost_at = self._next_probe if self._unheard >= 2 else NEVER
+        return min([lost_at, *self._looks[:1]])
 
     def close(self) -> None:
         if self._connection is not None:
             self._wakeup.unwatch(self._fd)
             self._connection.close()
             self._connection = None
+            self._looks = []
 
     def _keep_connecting(self, now: float) -> None:
         assert self._connect is not None
