@@ -202,7 +202,7 @@ def _of_workers(facts: Facts) -> Iterator[Finding]:
                 f"The worker {worker.name} has been silent for {in_words(worker.silent_for)}, which is longer"
                 " than its lease.",
                 "It may have been killed, stopped, or cut off from the database: see its log. Its jobs are"
-                " queued again by a sweep. It is forgotten after a day.",
+                " queued again by a sweep. Its row goes after a day.",
                 worker.name,
             )
 

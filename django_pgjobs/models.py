@@ -282,6 +282,16 @@ class DeadLetter(BackgroundJob):
         default_permissions = ("view",)
 
 
+class Overview(BackgroundJob):
+    """No rows of its own: what gives the overview its place in the admin."""
+
+    class Meta:
+        proxy = True
+        verbose_name = "overview"
+        verbose_name_plural = "overview"
+        default_permissions = ()
+
+
 class BackgroundQueue(models.Model):
     """What people have decided about a queue. A queue without a row is simply not paused."""
 

@@ -24,9 +24,17 @@ from django.views.decorators.http import require_POST
 
 from ..conf import config
 from ..lifecycle import Status
-from ..models import BackgroundJob, BackgroundQueue, BackgroundSchedule, BackgroundWorker, DeadLetter
+from ..models import (
+    BackgroundJob,
+    BackgroundQueue,
+    BackgroundSchedule,
+    BackgroundWorker,
+    DeadLetter,
+    Overview,
+)
 from .acts import CANCEL, DISCARD, RETRY, Act, outcome, perform
 from .lists import MOST, WINDOW, JobList, Narrowing, QueueFilter, StatusFilter, job_id
+from .overview import OverviewAdmin
 from .page import JobPage, ago, badge, breakable
 from .readonly import ReadOnlyAdmin
 from .schedules import BackgroundScheduleAdmin
@@ -287,6 +295,7 @@ class DeadLetterAdmin(JobAdmin):
 
 
 admin.site.register(BackgroundSchedule, BackgroundScheduleAdmin)
+admin.site.register(Overview, OverviewAdmin)
 
 
 @admin.register(BackgroundQueue)
