@@ -130,7 +130,12 @@ def captured() -> str:
 
 def _restore(context: dict[str, Any]) -> AbstractContextManager[Any]:
     path = config().CONTEXT
-    return _NOTHING if path is None else load_hook(path).restore(context)
+    if path is None:
+        return _NOTHING
+    restored: Any = load_hook(path).restore(context)
+    if not isinstance(restored, AbstractContextManager):
+        raise TypeError(f"{path}.restore() has to return a context manager, not {restored!r}.")
+    return restored
 
 
 _NOTHING = nullcontext()

@@ -45,6 +45,8 @@ class NotJSON(ValueError):
         self.path = ""  # grows from the inside out, so that only failures pay for it
 
     def __str__(self) -> str:
+        if not self.path:
+            return self.reason
         return f"{self.path if len(self.path) < 200 else self.path[:200] + '…'}: {self.reason}"
 
 

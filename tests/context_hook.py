@@ -39,5 +39,6 @@ class Wrong:
 
 
 no_dictionary = type("no_dictionary", (), {"capture": lambda: [1], "restore": Wrong.restore})
+no_manager = type("no_manager", (), {"capture": dict, "restore": lambda context: None})
 not_restored = type("not_restored", (), {"capture": dict, "restore": Wrong.restore})
 not_a_hook = object()

@@ -11,12 +11,14 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
+from django.db.models.signals import pre_save
 from django.test import Client
 from django.test.utils import override_settings
 
 from django_pgjobs import Schedule, job, jobs, store
 from django_pgjobs.models import BackgroundJob, BackgroundSchedule
 from django_pgjobs.ticking import Ticker
+from tests.sessions import session
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_registry")]
 
@@ -94,6 +96,24 @@ def logged() -> list[tuple[str, str | None, str]]:
 
 
 # Editing
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_people_add_a_schedule_of_one_name(root: Client) -> None:
+    def add_the_same(**kwargs: Any) -> None:
+        pre_save.disconnect(add_the_same, sender=BackgroundSchedule)
+        with session() as other:
+            other.execute(
+                "INSERT INTO background_schedules (name, job_name, interval)"
+                " VALUES ('nightly', 'x', '1 hour')"
+            )
+
+    pre_save.connect(add_the_same, sender=BackgroundSchedule)
+    response = root.post(f"{PAGES}add/", FORM)
+    assert response.status_code == 200
+    assert "There is a schedule named &#x27;nightly&#x27; already." in response.content.decode()
+    assert row().job_name == "x"
+    assert logged() == []
 
 
 def test_a_schedule_is_made_in_a_form(root: Client) -> None:

@@ -265,7 +265,10 @@ def test_a_job_without_a_context_runs_with_an_empty_one(hook, context):
     ("name", "message"),
     [
         ("Wrong", r"Wrong.capture\(\) returned cannot be stored: \['when'\]"),
-        ("no_dictionary", r"no_dictionary.capture\(\) returned cannot be stored: .*a dictionary is needed"),
+        (
+            "no_dictionary",
+            r"no_dictionary.capture\(\) returned cannot be stored: a dictionary is needed, not \[1\]\.",
+        ),
     ],
 )
 def test_a_context_that_is_not_json_is_refused_before_any_sql(
@@ -277,11 +280,21 @@ def test_a_context_that_is_not_json_is_refused_before_any_sql(
 
 
 @pytest.mark.django_db
-def test_a_context_that_cannot_be_restored_fails_the_attempt(settings):
-    settings.PGJOBS = {"CONTEXT": "tests.context_hook.not_restored"}
+@pytest.mark.parametrize(
+    ("hook", "error"),
+    [
+        ("not_restored", "RuntimeError: nothing to restore"),
+        (
+            "no_manager",
+            "TypeError: tests.context_hook.no_manager.restore() has to return a context manager, not None.",
+        ),
+    ],
+)
+def test_a_context_that_cannot_be_restored_fails_the_attempt(settings, hook, error):
+    settings.PGJOBS = {"CONTEXT": f"tests.context_hook.{hook}"}
     enqueued = look.enqueue()
     assert drain().failed == 1
-    assert enqueued.refresh().last_error == "RuntimeError: nothing to restore"
+    assert enqueued.refresh().last_error == error
     assert seen == []
 
 

@@ -20,7 +20,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.db import router, transaction
+from django.db import IntegrityError, router, transaction
 from django.db.models import QuerySet, TextField
 from django.db.models.functions import Cast, Left
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -442,6 +442,12 @@ class BackgroundScheduleAdmin(ReadOnlyAdmin):
         return request.user.has_perm(f"django_pgjobs.{act.permission}")
 
     # Changes
+
+    def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
+        try:
+            return super().add_view(request, form_url, extra_context)
+        except IntegrityError:  # somebody has added one of this name just now, so this time the form says so
+            return super().add_view(request, form_url, extra_context)
 
     def save_model(self, request: HttpRequest, obj: BackgroundSchedule, form: Any, change: bool) -> None:
         alias = config().DATABASE
