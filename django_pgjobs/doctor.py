@@ -153,6 +153,12 @@ def _has_no_table(found: Iterable[Finding]) -> bool:
     return any(finding.name in _NO_TABLE for finding in found)
 
 
+def grouped(found: Iterable[Finding]) -> Iterator[list[Finding]]:
+    """Findings that follow each other and about which the same is to be done."""
+    for _, alike in groupby(found, key=lambda finding: (finding.name, finding.severity, finding.advice)):
+        yield list(alike)
+
+
 def _checked(messages: Iterable[CheckMessage]) -> list[Finding]:
     """Findings by the name of the check that made them."""
     return [
@@ -213,8 +219,8 @@ def _of_queues(facts: Facts) -> Iterator[Finding]:
         oldest = f"the oldest for {in_words(age)}"
         due = _jobs(queue.due, more="due" in queue.at_least)
         if queue.paused and queue.due:
-            by = f" by {queue.paused_by}" if queue.paused_by else ""
-            why = f" ({queue.paused_reason})" if queue.paused_reason else ""
+            by = f" by {store.in_one_line(queue.paused_by)}" if queue.paused_by else ""
+            why = f" ({store.in_one_line(queue.paused_reason)})" if queue.paused_reason else ""
             yield Finding(
                 "paused-queue",
                 Severity.WARNING,

@@ -52,11 +52,11 @@ class Claim(NamedTuple):
 
     def __str__(self) -> str:
         """How each line of the log begins that is about a claimed job."""
-        name, queue = map(_in_one_line, (self.job_name, self.queue_name))
+        name, queue = map(in_one_line, (self.job_name, self.queue_name))
         return f"job={self.id} name={name} queue={queue} attempt={self.attempts}"
 
 
-def _in_one_line(text: str) -> str:
+def in_one_line(text: str) -> str:
     """A name that anyone may have written, as it can stand in a log."""
     return text if text.isprintable() else ascii(text)
 
@@ -734,11 +734,11 @@ class Worker(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.hostname}:{self.pid}"
+        return f"{in_one_line(self.hostname)}:{self.pid}"
 
     @property
     def serves(self) -> str:
-        return "all queues" if self.queues is None else ", ".join(self.queues)
+        return "all queues" if self.queues is None else ", ".join(map(in_one_line, self.queues))
 
 
 MOST_COUNTED = 10_000  # of one kind, in figures for people

@@ -427,6 +427,17 @@ def test_jobsdoctor_in_sentences() -> None:
     )
 
 
+def test_what_is_to_be_done_is_said_once() -> None:
+    for hostname in ("a", "b\x1b[2J"):
+        make_worker(silent=timedelta(minutes=5), hostname=hostname)
+    _, said = jobsdoctor()
+    lines = said.splitlines()
+    begin = lines.index(next(line for line in lines if "silent-worker" in line))
+    assert lines[begin].startswith("warning: The worker a:7 has been silent for 5 min")
+    assert lines[begin + 1].startswith("warning: The worker 'b\\x1b[2J':7 has been silent for 5 min")
+    assert lines[begin + 2].startswith("    It may have been killed")
+
+
 def test_jobsdoctor_as_json() -> None:
     make_job(run_at=-timedelta(minutes=5))
     status, said = jobsdoctor("--json")

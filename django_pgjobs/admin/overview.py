@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 from uuid import UUID
@@ -122,10 +121,13 @@ class Complaint(NamedTuple):
 
 
 def _complaints(findings: Iterable[Finding], links: Links) -> list[Complaint]:
-    together = groupby(findings, key=lambda finding: (finding.name, finding.severity, finding.advice))
     return [
-        Complaint(severity.name.lower(), advice, [(finding.problem, links.of(finding)) for finding in alike])
-        for (_, severity, advice), alike in together
+        Complaint(
+            alike[0].severity.name.lower(),
+            alike[0].advice,
+            [(finding.problem, links.of(finding)) for finding in alike],
+        )
+        for alike in doctor.grouped(findings)
     ]
 
 

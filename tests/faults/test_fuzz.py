@@ -298,7 +298,8 @@ def look_at_pages(rng: random.Random) -> int:
     failed = [id for (id,) in execute("SELECT id FROM background_jobs WHERE status = 'failed' ORDER BY id")]
     pages = [f"{jobs}?status={status}" for status in Status]
     pages += [f"{url}?p={page}" for url in (jobs, dead) for page in (1, 2)]
-    pages += [jobs, dead, "/admin/django_pgjobs/backgroundqueue/", "/admin/django_pgjobs/backgroundworker/"]
+    pages += [jobs, dead, *(f"/admin/django_pgjobs/{one}/" for one in ("overview", "backgroundqueue"))]
+    pages += ["/admin/django_pgjobs/backgroundworker/"]
     pages += [f"{jobs}{id}/change/" for id in {ids[0], ids[-1], *rng.sample(ids, min(SAMPLE, len(ids)))}]
     pages += [f"{dead}{id}/change/" for id in rng.sample(failed, min(SAMPLE, len(failed)))]
     for page in pages:
@@ -310,6 +311,8 @@ def use_commands(rng: random.Random) -> None:
     out = io.StringIO()
     call_command("jobstats", stdout=out)
     call_command("jobstats", "--json", stdout=out)
+    with pytest.raises(SystemExit):  # something is wrong, and that is all
+        call_command("jobsdoctor", stdout=out)
     call_command("sweepjobs", "--dry-run", stdout=out)
     call_command("prunejobs", "--completed", "0", "--failed", "0", "--dry-run", stdout=out)
     waiting = [id for (id,) in execute("SELECT id FROM background_jobs WHERE status = 'queued' AND id > 0")]

@@ -41,10 +41,12 @@ class Command(BaseCommand):
             sys.exit(max(finding.severity for finding in found))
 
     def _show(self, found: list[doctor.Finding]) -> None:
-        for finding in found:
-            style = self.style.ERROR if finding.severity is doctor.Severity.ERROR else self.style.WARNING
-            severity = style(finding.severity.name.lower())
-            self.stdout.write(f"{severity}: {finding.problem} [{finding.name}]\n    {finding.advice}")
+        for alike in doctor.grouped(found):
+            for finding in alike:
+                style = self.style.ERROR if finding.severity is doctor.Severity.ERROR else self.style.WARNING
+                severity = style(finding.severity.name.lower())
+                self.stdout.write(f"{severity}: {finding.problem} [{finding.name}]")
+            self.stdout.write(f"    {alike[0].advice}")
         if not found:
             self.stdout.write("Nothing is wrong.")
 
