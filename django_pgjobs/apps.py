@@ -20,6 +20,8 @@ class PGJobsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from . import operations  # noqa: F401 - one is a job function, too; they need the models
+
         checks.register()
         jobs.discover()
         pre_migrate.connect(create_status_type, sender=self, dispatch_uid="django_pgjobs.status")

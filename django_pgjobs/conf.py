@@ -85,6 +85,8 @@ class Config:
     EMAIL_BACKEND: str = "django.core.mail.backends.smtp.EmailBackend"
     # The queue in which such messages wait.
     EMAIL_QUEUE: str = "default"
+    # The queue in which large operations of people, such as a retry of all dead letters, are carried on.
+    OPERATIONS_QUEUE: str = "default"
     # Whether enqueueing is refused, rather than warned about, while another database is in a transaction
     # and the queue's is not.
     STRICT_ALIAS: bool = False
@@ -116,8 +118,10 @@ class Config:
             yield "LISTEN_DATABASE", f"LISTEN_DATABASE is {alias!r}, which is not an alias in DATABASES."
         if self.EMAIL_BACKEND == OWN_EMAIL_BACKEND:
             yield "EMAIL_BACKEND", "EMAIL_BACKEND would enqueue messages again; name the backend that sends."
-        if not 0 < len(self.EMAIL_QUEUE) <= 255 or "\x00" in self.EMAIL_QUEUE:
-            yield "EMAIL_QUEUE", f"EMAIL_QUEUE is {self.EMAIL_QUEUE!r}; it must be 1 to 255 characters."
+        for name in ("EMAIL_QUEUE", "OPERATIONS_QUEUE"):
+            queue = getattr(self, name)
+            if not 0 < len(queue) <= 255 or "\x00" in queue:
+                yield name, f"{name} is {queue!r}; it must be 1 to 255 characters."
         for name, most in _LARGEST.items():
             number = getattr(self, name)
             if not 1 <= number <= most:

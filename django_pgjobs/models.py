@@ -309,6 +309,52 @@ class BackgroundQueue(models.Model):
         return self.name
 
 
+class BackgroundOperation(models.Model):
+    """Something that a person wants done to all jobs that a filter finds; how far that has come; and by whom.
+
+    It is carried on from where it is by `operations`, a transaction at a time.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    act = models.CharField(max_length=20, help_text="retry or discard")
+    filter = models.JSONField(help_text="Which jobs it is about.")
+    manner = models.JSONField(
+        db_default=models.Value({}, models.JSONField()),
+        help_text="How jobs are retried, where that is not at once and in their own queues.",
+    )
+    reason = models.TextField(db_default="")
+    asked_by = models.CharField(max_length=255, db_default="", help_text="Who wanted it.")
+    user_key = models.CharField(
+        max_length=255, db_default="", help_text="The primary key of that user; empty for a shell's."
+    )
+    state = models.CharField(max_length=10, db_default="running", help_text="running, stopped or finished")
+    expected = models.BigIntegerField(null=True, help_text="How many jobs matched; null: more than counted.")
+    changed = models.BigIntegerField(db_default=0)
+    skipped = models.JSONField(
+        db_default=models.Value({}, models.JSONField()), help_text="How many jobs were, by the reason."
+    )
+    failed = models.BigIntegerField(db_default=0, help_text="Jobs that the database refused to change.")
+    problem = models.TextField(db_default="", help_text="What it said, the last time.")
+    cursor_at = models.DateTimeField(null=True, help_text="The last job that was gone through, by its time,")
+    cursor_id = models.BigIntegerField(null=True, help_text="and its id.")
+    next_at = models.DateTimeField(null=True, help_text="When a paced one goes on.")
+    created_at = models.DateTimeField(db_default=Now(), help_text="Jobs that came later are left alone.")
+    updated_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "background_operations"
+        verbose_name = "operation"
+        default_permissions = ("view",)
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(state__in=["running", "stopped", "finished"]), name="ck_operations_state"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"Operation {self.pk}"
+
+
 class BackgroundSchedule(models.Model):
     """When a job function runs by itself: declared by code, or made by people.
 

@@ -808,9 +808,10 @@ SELECT asked.id
  CROSS JOIN (SELECT pg_notify('job_commands', '') WHERE EXISTS (SELECT FROM asked)) AS notified
 """
 
-# failed, cancelled → queued, due now, with fresh attempts. Returns the ids that changed. Without those whose
-# unique key is taken by a job that waits or runs; of several with one key, the lowest id is queued. Only a
-# key that somebody takes at the same moment is an IntegrityError, which `store.retry` resolves.
+# failed, cancelled → queued, with fresh attempts, due after %(delay)s, each %(spread)s after the one before,
+# and in another queue if one is named. Returns the ids that changed. Without those whose unique key is taken
+# by a job that waits or runs; of several with one key, the lowest id is queued. Only a key that somebody
+# takes at the same moment is an IntegrityError, which `store.retry` resolves.
 RETRY = """
 WITH target AS MATERIALIZED (
     SELECT job.id, job.job_name, job.unique_key
@@ -830,10 +831,14 @@ WITH target AS MATERIALIZED (
     SELECT min(target.id) AS id
       FROM target
      GROUP BY target.job_name, target.unique_key, CASE WHEN target.unique_key IS NULL THEN target.id END
+), placed AS MATERIALIZED (
+    SELECT chosen.id, row_number() OVER (ORDER BY chosen.id) - 1 AS place
+      FROM chosen
 )
 UPDATE background_jobs AS job
    SET status = 'queued',
-       run_at = statement_timestamp(),
+       queue_name = COALESCE(%(queue_name)s, job.queue_name),
+       run_at = statement_timestamp() + %(delay)s::interval + placed.place * %(spread)s::interval,
        attempts = 0,
        crashes = 0,
        locked_at = NULL,
@@ -842,7 +847,9 @@ UPDATE background_jobs AS job
        metadata = CASE WHEN jsonb_typeof(job.metadata) = 'object' THEN job.metadata - 'unknown_since'
                        ELSE job.metadata END,
        updated_at = statement_timestamp()
- WHERE job.id = ANY (ARRAY(SELECT chosen.id FROM chosen))
+  FROM placed
+ WHERE job.id = ANY (ARRAY(SELECT placed.id FROM placed))
+   AND job.id = placed.id
 RETURNING job.id
 """
 
@@ -861,6 +868,102 @@ UPDATE background_jobs AS job
        updated_at = statement_timestamp()
  WHERE job.id = ANY (ARRAY(SELECT target.id FROM target))
 RETURNING job.id
+"""
+
+# The jobs with these ids as they are. And the same, locked until the transaction ends, without those that
+# somebody else has locked.
+SEEN = """
+SELECT job.id, job.job_name, job.status::text, job.attempts, job.max_attempts, job.queue_name,
+       job.locked_by, job.updated_at
+  FROM background_jobs AS job
+ WHERE job.id = ANY (%(ids)s::bigint[])
+ ORDER BY job.id
+"""
+HOLD = f"{SEEN}   FOR UPDATE SKIP LOCKED"
+
+# ── Acts on all jobs that a filter finds ──────────────────────────────────────────────────────────────────
+
+# What is not given does not matter. An empty fingerprint is that of jobs which have none.
+_MATCHES = """(%(queue)s::text IS NULL OR job.queue_name = %(queue)s)
+       AND (%(job)s::text IS NULL OR job.job_name = %(job)s)
+       AND (%(fingerprint)s::text IS NULL OR COALESCE(job.error_fingerprint, '') = %(fingerprint)s)
+       AND (%(unique_key)s::text IS NULL OR job.unique_key = %(unique_key)s)
+       AND (%(exception)s::text IS NULL OR starts_with(job.last_error, %(exception)s || ':'))
+       AND (%(text)s::text IS NULL OR strpos(lower(job.last_error), lower(%(text)s)) > 0)
+       AND (%(attempts_from)s::integer IS NULL OR job.attempts >= %(attempts_from)s)
+       AND (%(attempts_to)s::integer IS NULL OR job.attempts <= %(attempts_to)s)"""
+
+# The next %(limit)s jobs of a status, in the order in which they have come to it, and whether each matches:
+# so that neither a filter that finds little nor one that finds much makes the statement long. Without a lock.
+_LOOK = """
+SELECT job.id, job.updated_at,
+       (<matches>) IS TRUE AS matches
+  FROM background_jobs AS job
+ WHERE <among>
+   AND (job.updated_at, job.id) > (%(after)s::timestamptz, %(after_id)s)
+   AND job.updated_at BETWEEN %(since)s AND %(until)s
+ ORDER BY job.updated_at, job.id
+ LIMIT %(limit)s
+"""
+
+# How many jobs match, among the latest %(limit)s of a status; and how many were looked at.
+_COUNT = """
+SELECT count(*) FILTER (WHERE latest.matches), count(*)
+  FROM (SELECT (<matches>) IS TRUE AS matches
+          FROM background_jobs AS job
+         WHERE <among>
+           AND job.updated_at BETWEEN %(since)s AND %(until)s
+         ORDER BY job.updated_at DESC
+         LIMIT %(limit)s) AS latest
+"""
+
+
+_OF_STATUS = "job.status = '<status>'"
+_OF_IDS = "job.id = ANY (%(ids)s::bigint[]) AND job.status::text = '<status>'"
+
+
+def _for_each(statement: str, among: str) -> dict[str, str]:
+    text = statement.replace("<matches>", _MATCHES).replace("<among>", among)
+    return {status: text.replace("<status>", status) for status in ("failed", "cancelled")}
+
+
+LOOK, COUNT = _for_each(_LOOK, _OF_STATUS), _for_each(_COUNT, _OF_STATUS)
+LOOK_AMONG, COUNT_AMONG = _for_each(_LOOK, _OF_IDS), _for_each(_COUNT, _OF_IDS)
+
+# ── Queues ────────────────────────────────────────────────────────────────────────────────────────────────
+
+# Let workers claim nothing from a queue any more. Returns its name, unless it was paused before.
+PAUSE = """
+INSERT INTO background_queues AS queue (name, paused_at, paused_by, reason)
+VALUES (%(name)s, statement_timestamp(), %(by)s, %(reason)s)
+    ON CONFLICT (name) DO UPDATE
+   SET paused_at = excluded.paused_at,
+       paused_by = excluded.paused_by,
+       reason = excluded.reason
+ WHERE queue.paused_at IS NULL
+RETURNING queue.name
+"""
+
+# Let workers claim from a queue again, and wake them up. Returns since when it was paused, by whom and why,
+# if it was.
+RESUME = """
+WITH paused AS MATERIALIZED (
+    SELECT queue.name, queue.paused_at, queue.paused_by, queue.reason
+      FROM background_queues AS queue
+     WHERE queue.name = %(name)s
+       AND queue.paused_at IS NOT NULL
+       FOR UPDATE
+), resumed AS (
+    UPDATE background_queues AS queue
+       SET paused_at = NULL,
+           paused_by = '',
+           reason = ''
+     WHERE queue.name = ANY (ARRAY(SELECT paused.name FROM paused))
+    RETURNING queue.name
+)
+SELECT paused.paused_at, paused.paused_by, paused.reason
+  FROM paused
+ CROSS JOIN (SELECT pg_notify('job_created', %(name)s) WHERE EXISTS (SELECT FROM resumed)) AS notified
 """
 
 # ── Pruning ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -594,22 +594,36 @@ def request_stop(ids: Iterable[int], using: str | None = None) -> set[int]:
     return _change(sql.REQUEST_STOP, ids, using)
 
 
-def retry(ids: Iterable[int], using: str | None = None) -> set[int]:
-    """Queue failed and cancelled jobs again, due now, with fresh attempts. Returns the ids that changed.
+def retry(
+    ids: Iterable[int],
+    using: str | None = None,
+    *,
+    delay: timedelta = timedelta(0),
+    spread: timedelta = timedelta(0),
+    queue_name: str | None = None,
+) -> set[int]:
+    """Queue failed and cancelled jobs again, with fresh attempts. Returns the ids that changed.
 
-    A job whose unique key is taken by one that waits or runs is left; of several, the first takes the key.
+    They are due after `delay`, each `spread` after the one before, and in the queue `queue_name` if it is
+    given. A job whose unique key is taken by one that waits or runs is left; of several, the first takes the
+    key.
     """
     ids = sorted(ids)
+    how = {"delay": delay, "spread": spread, "queue_name": queue_name}
     try:
         with transaction.atomic(using=using or config().DATABASE):
-            return _change(sql.RETRY, ids, using)
+            return _change(sql.RETRY, ids, using, how)
     except IntegrityError as error:  # somebody has taken a key at this very moment
         if getattr(getattr(error.__cause__, "diag", None), "constraint_name", None) != "uq_jobs_unique_key":
             raise
         if len(ids) == 1:
             return set()
         half = len(ids) // 2
-        return retry(ids[:half], using) | retry(ids[half:], using)
+        halves = (ids[:half], ids[half:])
+        first, second = (
+            retry(some, using, delay=delay, spread=spread, queue_name=queue_name) for some in halves
+        )
+        return first | second
 
 
 def discard(ids: Iterable[int], using: str | None = None) -> set[int]:
@@ -617,10 +631,90 @@ def discard(ids: Iterable[int], using: str | None = None) -> set[int]:
     return _change(sql.DISCARD, ids, using)
 
 
-def _change(statement: str, ids: Iterable[int], using: str | None) -> set[int]:
+def _change(
+    statement: str, ids: Iterable[int], using: str | None, how: Mapping[str, Any] | None = None
+) -> set[int]:
     with connections[using or config().DATABASE].cursor() as cursor:
-        cursor.execute(statement, {"ids": list(ids)})
+        cursor.execute(statement, {"ids": list(ids), **(how or {})})
         return {id for (id,) in cursor.fetchall()}
+
+
+class Seen(NamedTuple):
+    """A job as it was before somebody decided about it."""
+
+    id: int
+    job_name: str
+    status: str
+    attempts: int
+    max_attempts: int
+    queue_name: str
+    locked_by: UUID | None
+    updated_at: datetime
+
+
+def seen(cursor: Cursor, ids: Collection[int]) -> list[Seen]:
+    """The jobs with these ids that there are."""
+    cursor.execute(sql.SEEN, {"ids": list(ids)})
+    return [Seen(*row) for row in cursor.fetchall()]
+
+
+def hold(cursor: Cursor, ids: Collection[int]) -> list[Seen]:
+    """The same, locked until the transaction ends; without those that somebody else has locked."""
+    cursor.execute(sql.HOLD, {"ids": list(ids)})
+    return [Seen(*row) for row in cursor.fetchall()]
+
+
+# ── Acts on all jobs that a filter finds ──────────────────────────────────────────────────────────────────
+
+
+class Found(NamedTuple):
+    """A job that a filter was held against."""
+
+    id: int
+    updated_at: datetime
+    matches: bool
+
+
+def look(
+    cursor: Cursor, status: Status, criteria: Mapping[str, Any], *, after: tuple[datetime, int], limit: int
+) -> list[Found]:
+    """Hold a filter against the next `limit` jobs of a status; see `sql.LOOK`. Fewer come back at the end."""
+    position = {"after": after[0], "after_id": after[1], "limit": limit}
+    statements = sql.LOOK_AMONG if criteria["ids"] else sql.LOOK
+    cursor.execute(statements[status], {**criteria, **position})
+    return [Found(*row) for row in cursor.fetchall()]
+
+
+def count(cursor: Cursor, status: Status, criteria: Mapping[str, Any], limit: int) -> tuple[int, int]:
+    """How many jobs match among the latest `limit` of a status, and how many were looked at."""
+    statements = sql.COUNT_AMONG if criteria["ids"] else sql.COUNT
+    cursor.execute(statements[status], {**criteria, "limit": limit})
+    matching, looked_at = cursor.fetchone()
+    return matching, looked_at
+
+
+# ── Queues ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Pause(NamedTuple):
+    """Since when a queue has been paused, by whom and why."""
+
+    since: datetime
+    by: str
+    reason: str
+
+
+def pause(cursor: Cursor, name: str, *, by: str, reason: str) -> bool:
+    """Let workers claim nothing from a queue any more. False if it was paused before."""
+    cursor.execute(sql.PAUSE, {"name": name, "by": by, "reason": reason})
+    return cursor.fetchone() is not None
+
+
+def resume(cursor: Cursor, name: str) -> Pause | None:
+    """Let workers claim from a queue again. Returns how it was paused; None if it was not."""
+    cursor.execute(sql.RESUME, {"name": name})
+    row = cursor.fetchone()
+    return None if row is None else Pause(*row)
 
 
 # ── Pruning ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 
 from django_pgjobs import admin as pages
-from django_pgjobs.admin import acts, lists, readonly
+from django_pgjobs import operations
+from django_pgjobs.admin import lists, readonly
 from django_pgjobs.models import BackgroundJob, BackgroundQueue, BackgroundWorker
 from tests.factories import make_job, rows
 from tests.sessions import session
@@ -284,7 +285,11 @@ def test_cancelling_has_its_own_permission() -> None:
     assert said(ada.post(f"{JOBS}{runs.pk}/cancel/"))[-1] == "1 job asked to stop."
     assert status(waits) == "cancelled"
     assert rows()[runs.pk]["stop_requested_at"] is not None
-    assert logged() == [("ada", str(waits.pk), "Cancelled."), ("ada", str(runs.pk), "Asked to stop.")]
+    before = ("queued, 0 of 3 attempts, queue default", "processing, 1 of 3 attempts, queue default")
+    assert logged() == [
+        ("ada", str(waits.pk), f"Cancelled. Before: {before[0]}. After: cancelled."),
+        ("ada", str(runs.pk), f"Asked to stop. Before: {before[1]}. After: processing, asked to stop."),
+    ]
     assert "cancel_jobs" not in ada.get(DEAD).content.decode()
     assert ada.post(f"{DEAD}{dead.pk}/cancel/").status_code in (302, 404)
     assert status(dead) == "failed"
@@ -309,7 +314,11 @@ def test_each_act_has_its_own_permission(
     act(person, url, f"{may}_jobs", [one.pk])
     person.post(f"{url}{two.pk}/{may}/")
     assert (status(one), status(two)) == (becomes, becomes)
-    message = {"retry": "Queued again.", "discard": "Discarded."}[may]
+    before = "Before: failed, 3 of 3 attempts, queue default."
+    message = {
+        "retry": f"Queued again. {before} After: queued, due now.",
+        "discard": f"Discarded. {before} After: cancelled.",
+    }[may]
     assert logged() == [("ada", str(one.pk), message), ("ada", str(two.pk), message)]
 
 
@@ -428,7 +437,7 @@ def test_a_selection_of_what_is_no_id_changes_nothing(root: Client, id: str) -> 
 
 
 def test_selecting_all_acts_in_batches_up_to_a_limit(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acts, "BATCH", 3)
+    monkeypatch.setattr(operations, "BATCH", 3)
     monkeypatch.setattr(lists, "MOST", 8)
     monkeypatch.setattr(pages, "MOST", 8)
     mail = [make_job("failed", queue_name="mail", updated_at=-timedelta(minutes=n)).pk for n in range(10)]

@@ -424,3 +424,14 @@ def test_our_statements_work_where_the_project_manages_transactions_itself():
     finally:
         connection.rollback()
         connection.set_autocommit(True)
+
+
+# ── canceljobs ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ids_may_be_as_large_as_they_get():
+    job = make_job(id=3_000_000_000)
+
+    assert run("canceljobs", str(job.pk)) == "1 cancelled, 0 asked to stop, 0 left as they are.\n"
+    with pytest.raises(CommandError, match="'0' must be an id, which is a whole number from 1"):
+        run("canceljobs", "0")

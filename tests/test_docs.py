@@ -38,7 +38,13 @@ from django.db import connection, connections
 import django_pgjobs
 from django_pgjobs import checks, conf, doctor, exceptions, jobs, payload, sql, testing
 from django_pgjobs.lifecycle import REFUNDED, TRANSITIONS, Status, default_backoff
-from django_pgjobs.models import BackgroundJob, BackgroundQueue, BackgroundSchedule, BackgroundWorker
+from django_pgjobs.models import (
+    BackgroundJob,
+    BackgroundOperation,
+    BackgroundQueue,
+    BackgroundSchedule,
+    BackgroundWorker,
+)
 from django_pgjobs.testing import drain
 from tests.scratch import scratch_database
 from tests.workers import DEADLINE, descendants, until
@@ -166,7 +172,10 @@ def test_settings_gives_the_ranges_that_are_enforced(settings: Any) -> None:
             assert list(conf.read({name: most + 1}).problems()), name
 
 
-COMMANDS = ["runjobs", "sweepjobs", "prunejobs", "checkjobs", "canceljobs", "jobstats", "jobsdoctor"]
+COMMANDS = [
+    "runjobs", "sweepjobs", "prunejobs", "checkjobs", "canceljobs", "retryjobs", "discardjobs", "pausequeue",
+    "resumequeue", "jobstats", "jobsdoctor",
+]  # fmt: skip
 
 
 def own_options(name: str) -> dict[str, argparse.Action]:
@@ -359,7 +368,7 @@ def test_every_finding_is_documented_with_its_severities() -> None:
 
 MODELS = {
     model._meta.db_table: model
-    for model in (BackgroundJob, BackgroundQueue, BackgroundSchedule, BackgroundWorker)
+    for model in (BackgroundJob, BackgroundQueue, BackgroundOperation, BackgroundSchedule, BackgroundWorker)
 }
 
 

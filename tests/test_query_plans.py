@@ -407,7 +407,17 @@ BY_ID = {
     "SETTLE": (sql.SETTLE, verdicts),
     "CANCEL": (sql.CANCEL, lambda count=BATCH: {"ids": ids(20 * BATCH + 1, count)}),
     "REQUEST_STOP": (sql.REQUEST_STOP, lambda count=BATCH: {"ids": ids(1, count)}),
-    "RETRY": (sql.RETRY, lambda count=BATCH: {"ids": ids(10 * BATCH + 1, count)}),
+    "RETRY": (
+        sql.RETRY,
+        lambda count=BATCH: {
+            "ids": ids(10 * BATCH + 1, count),
+            "delay": "1 hour",
+            "spread": "1 second",
+            "queue_name": None,
+        },
+    ),
+    "HOLD": (sql.HOLD, lambda count=BATCH: {"ids": ids(10 * BATCH + 1, count)}),
+    "SEEN": (sql.SEEN, lambda count=BATCH: {"ids": ids(10 * BATCH + 1, count)}),
     "DISCARD": (sql.DISCARD, lambda count=BATCH: {"ids": ids(10 * BATCH + 1, count)}),
 }
 
@@ -428,7 +438,7 @@ def test_what_is_written_by_id_reads_these_rows_and_no_others(template):
             assert run.indexes <= {PRIMARY_KEY, UNIQUE_INDEX if name == "RETRY" else PROCESSING_INDEX}, what
             assert run.discarded == 0, what
             assert run.returned == count, what
-            assert run.locked == (0 if name == "HELD" else count), what
+            assert run.locked == (0 if name in ("HELD", "SEEN") else count), what
             assert run.pages <= 20 + 18 * count, what
         few, many = (runs[size].pages for size in SIZES)
         assert many <= few + 10 + 3 * count, what
@@ -483,6 +493,56 @@ def test_a_unique_key_is_looked_up_and_nothing_else_is_read(template):
             assert run.indexes == UNIQUE[name][1], (name, mood)
             assert run.returned == UNIQUE[name][2], (name, mood)
             assert run.pages <= 20 + 30 * BATCH, (name, mood)
+        few, many = (runs[size].pages for size in SIZES)
+        assert many <= 1.5 * few + 20, (name, mood)
+
+
+# ── What a filter finds ───────────────────────────────────────────────────────────────────────────────────
+
+STEP = 200
+
+
+def many_are_dead(connection, size):
+    """Many dead letters, of which a filter finds one in a hundred, among as many that are something else."""
+    queue = SQL("CASE n % 100 WHEN 0 THEN 'rare' ELSE 'common' END")
+    error = SQL("repeat('It failed. ', 50)")
+    for status in ("completed", "failed", "queued", "cancelled"):
+        insert(connection, size, status=status, job_name=queue, last_error=error, updated_at=LATER)
+
+
+LATER = SQL("'2026-01-01'::timestamptz + n * interval '1 second'")
+
+
+def found(size, **criteria):
+    nothing = dict.fromkeys(
+        ("queue", "job", "fingerprint", "unique_key", "exception", "text", "attempts_from", "attempts_to")
+    )
+    bounds = {"since": "2000-01-01", "until": "9999-01-01", "ids": []}
+    return nothing | bounds | {"job": "rare"} | criteria
+
+
+def from_the_middle(size, **criteria):
+    position = {"after": "2026-01-01 00:10:00+0", "after_id": 5, "limit": STEP}
+    return found(size, **criteria) | position
+
+
+def latest(size, **criteria):
+    return found(size, **criteria) | {"limit": STEP}
+
+
+def test_a_filter_is_held_against_so_many_jobs_and_no_more(template):
+    statements = {
+        "LOOK": (sql.LOOK["failed"], from_the_middle),
+        "COUNT": (sql.COUNT["failed"], latest),
+        "LOOK_AMONG": (sql.LOOK_AMONG["failed"], lambda size: from_the_middle(size, ids=ids(size + 600))),
+        "COUNT_AMONG": (sql.COUNT_AMONG["failed"], lambda size: latest(size, ids=ids(size + 600))),
+    }
+    for name, mood, runs in in_every_mood(template, many_are_dead, statements):
+        show(f"{name}, {mood}", runs)
+        for run in runs.values():
+            assert run.indexes == {PRIMARY_KEY if name.endswith("AMONG") else FINISHED_INDEX}, (name, mood)
+            assert run.pages <= 20 + 3 * STEP, (name, mood)
+            assert run.discarded <= STEP, (name, mood)
         few, many = (runs[size].pages for size in SIZES)
         assert many <= 1.5 * few + 20, (name, mood)
 

@@ -32,7 +32,7 @@ from ..models import (
     DeadLetter,
     Overview,
 )
-from .acts import CANCEL, DISCARD, RETRY, Act, outcome, perform
+from ..operations import CANCEL, DISCARD, RETRY, Act, Person, perform
 from .lists import MOST, WINDOW, JobList, Narrowing, QueueFilter, StatusFilter, job_id
 from .overview import OverviewAdmin
 from .page import JobPage, ago, badge, breakable
@@ -122,21 +122,20 @@ class JobAdmin(ReadOnlyAdmin):
 
     def act_on_selection(self, act: Act, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Act on what is selected, at most on the first `MOST`, and say what became of it."""
-        ids = list(queryset.values_list("pk", flat=True)[:MOST])
-        skipped = []
         if request.POST.get("select_across", "0") == "0":
             # What somebody else has changed meanwhile may not be in this list any more.
-            chosen = set(map(job_id, request.POST.getlist(ACTION_CHECKBOX_NAME)))
-            skipped = [id for id in chosen.difference(ids) if id is not None]
-        self.act_on(act, request, ids, skipped)
+            ids = sorted(filter(None, map(job_id, request.POST.getlist(ACTION_CHECKBOX_NAME))))
+        else:
+            ids = list(queryset.values_list("pk", flat=True)[:MOST])
+        self.act_on(act, request, ids)
 
-    def act_on(self, act: Act, request: HttpRequest, ids: Sequence[int], skipped: Sequence[int] = ()) -> None:
-        """Act on `ids`, and say what became of them and of what was `skipped` before."""
-        done = perform(act, ids, request.user)
-        skipped = [*skipped, *set(ids).difference(*done.values())]
-        gone = "no longer failed" if self.only_status is Status.FAILED else ""
-        level = messages.WARNING if skipped or not any(done.values()) else messages.SUCCESS
-        self.message_user(request, outcome(act, done, skipped, gone), level)
+    def act_on(self, act: Act, request: HttpRequest, ids: Sequence[int]) -> None:
+        """Act on jobs, and say what became of them."""
+        only = None if self.only_status is None else {self.only_status}
+        done = perform(act, ids, Person.of(request.user), statuses=only)
+        refused = "" if only is None else f"no longer {self.only_status}"
+        level = messages.SUCCESS if done.is_all else messages.WARNING
+        self.message_user(request, done.told(act, refused), level)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         selected = request.POST.getlist(ACTION_CHECKBOX_NAME)

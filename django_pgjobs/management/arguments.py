@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+
+from django.utils.dateparse import parse_datetime
+from django.utils.timezone import is_naive, make_aware
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -22,6 +25,13 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return whole_number
 
 
+def row_id(text: str) -> int:
+    """The id of a row."""
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} must be an id, which is a whole number from 1.")
+    return int(text)
+
+
 def duration(text: str) -> timedelta:
     """A span of time: a number of seconds, or a number with a unit (90s, 15m, 12h, 3d, 2w)."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhdw]?)", text)
@@ -30,6 +40,26 @@ def duration(text: str) -> timedelta:
             f"{text!r} must be a number of seconds, or a number with a unit: 90s, 15m, 12h, 3d, 2w."
         )
     return timedelta(seconds=float(match[1]) * _UNITS[match[2]])
+
+
+def instant(text: str) -> datetime | timedelta:
+    """A date and time, in the project's time zone unless it has one of its own; or how long ago that was."""
+    try:
+        parsed = parse_datetime(text)
+        if parsed is not None and 1 < parsed.year < 9999:
+            return make_aware(parsed) if is_naive(parsed) else parsed
+        return duration(text)
+    except (ValueError, ArgumentTypeError):
+        raise ArgumentTypeError(
+            f"{text!r} must be a date and time, such as 2026-01-31T12:00, or how long ago: 90s, 15m, 12h, 3d."
+        ) from None
+
+
+def queue_name(text: str) -> str:
+    """The name of a queue."""
+    if not 0 < len(text) <= 255 or not text.isprintable():
+        raise ArgumentTypeError(f"{text!r} must be the name of a queue, of 1 to 255 characters.")
+    return text
 
 
 _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}

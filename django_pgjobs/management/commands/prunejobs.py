@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import signal
-import threading
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -13,6 +9,7 @@ from django_pgjobs import maintenance, store
 from django_pgjobs.conf import config
 from django_pgjobs.lifecycle import Status
 from django_pgjobs.management.arguments import at_least, duration
+from django_pgjobs.management.stopping import told_to_stop
 
 PRUNABLE = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
 
@@ -45,7 +42,7 @@ class Command(BaseCommand):
         ages = maintenance.retentions()
         ages |= {status: options[status] for status in PRUNABLE if options[status] is not None}
         counts = dict.fromkeys(ages, 0)
-        with _told_to_stop() as stop:
+        with told_to_stop() as stop:
             for status, age in ages.items():
                 while not stop.is_set():
                     with store.own_transaction(config().DATABASE) as cursor:
@@ -75,19 +72,3 @@ class Command(BaseCommand):
             self.stdout.write("\r", ending="")
         verb = "Would delete" if dry_run else "Deleted"
         self.stdout.write(f"{verb}: {', '.join(parts)}.{' Stopped before the end.' if stopped else ''}")
-
-
-@contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
-    """Let TERM and INT end the command between two batches: they set the event."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
-    try:
-        yield stop
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

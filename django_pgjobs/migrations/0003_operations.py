@@ -1,0 +1,93 @@
+"""The table of what people want done to all jobs that a filter finds."""
+
+import django.db.models.functions.datetime
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    dependencies = [("django_pgjobs", "0002_overview")]
+
+    operations = [
+        migrations.CreateModel(
+            name="BackgroundOperation",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("act", models.CharField(help_text="retry or discard", max_length=20)),
+                ("filter", models.JSONField(help_text="Which jobs it is about.")),
+                (
+                    "manner",
+                    models.JSONField(
+                        db_default=models.Value({}, models.JSONField()),
+                        help_text="How jobs are retried, where that is not at once and in their own queues.",
+                    ),
+                ),
+                ("reason", models.TextField(db_default="")),
+                ("asked_by", models.CharField(db_default="", help_text="Who wanted it.", max_length=255)),
+                (
+                    "user_key",
+                    models.CharField(
+                        db_default="",
+                        help_text="The primary key of that user; empty for a shell's.",
+                        max_length=255,
+                    ),
+                ),
+                (
+                    "state",
+                    models.CharField(
+                        db_default="running", help_text="running, stopped or finished", max_length=10
+                    ),
+                ),
+                (
+                    "expected",
+                    models.BigIntegerField(
+                        help_text="How many jobs matched; null: more than counted.", null=True
+                    ),
+                ),
+                ("changed", models.BigIntegerField(db_default=0)),
+                (
+                    "skipped",
+                    models.JSONField(
+                        db_default=models.Value({}, models.JSONField()),
+                        help_text="How many jobs were, by the reason.",
+                    ),
+                ),
+                (
+                    "failed",
+                    models.BigIntegerField(
+                        db_default=0, help_text="Jobs that the database refused to change."
+                    ),
+                ),
+                ("problem", models.TextField(db_default="", help_text="What it said, the last time.")),
+                (
+                    "cursor_at",
+                    models.DateTimeField(
+                        help_text="The last job that was gone through, by its time,", null=True
+                    ),
+                ),
+                ("cursor_id", models.BigIntegerField(help_text="and its id.", null=True)),
+                ("next_at", models.DateTimeField(help_text="When a paced one goes on.", null=True)),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(),
+                        help_text="Jobs that came later are left alone.",
+                    ),
+                ),
+                (
+                    "updated_at",
+                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
+                ),
+            ],
+            options={
+                "verbose_name": "operation",
+                "db_table": "background_operations",
+                "default_permissions": ("view",),
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("state__in", ["running", "stopped", "finished"])),
+                        name="ck_operations_state",
+                    )
+                ],
+            },
+        ),
+    ]

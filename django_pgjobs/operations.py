@@ -1,0 +1,646 @@
+"""What people decide about jobs and queues: acts on given jobs, on all that a filter finds, and pauses.
+
+Commands and the admin come through here, so that the same is refused, said and logged whoever asks. An act on
+all that a filter finds is an operation: a row that holds the filter and how far it has come. It is carried on
+in small transactions, by a worker or by whoever has begun it, and may be stopped between any two of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, Self
+
+from django.apps import apps
+from django.db import DatabaseError, OperationalError, models, router, transaction
+from django.db.models.functions import Now
+
+from . import store
+from .conf import config
+from .context import current_job
+from .exceptions import Snooze
+from .jobs import job
+from .lifecycle import LONGEST_DELAY, Status
+from .models import FIRST_DAY, LAST_DAY, BackgroundJob, BackgroundOperation, BackgroundQueue
+from .payload import clean_text
+
+logger = logging.getLogger(__name__)
+
+BATCH = 500  # jobs that are changed in one transaction
+LOOK = 10_000  # jobs that a filter is held against at once
+MOST_COUNTED = 100_000  # jobs among which those that match are counted
+TURN = 10.0  # seconds after which a worker's slot is given to others
+REASON_LIMIT = 1000  # bytes
+
+
+class Person(NamedTuple):
+    """Who decides."""
+
+    name: str
+    user_key: str = ""  # the primary key of a user of the site, in whose name the history is written
+
+    @classmethod
+    def of(cls, user: Any) -> Self:
+        return cls(str(user)[:255], str(user.pk))
+
+
+# ── Acts on given jobs ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How jobs are retried: after a delay, so many a minute, in another queue; as far as these are given."""
+
+    delay: timedelta = timedelta(0)
+    per_minute: int | None = None
+    queue: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delay.total_seconds() <= LONGEST_DELAY:
+            raise ValueError(f"The delay is {self.delay}; it must be between zero and ten years.")
+        if self.per_minute is not None and not 1 <= self.per_minute <= 1_000_000:
+            raise ValueError(f"{self.per_minute} jobs a minute must be from 1 to 1,000,000.")
+        if self.queue is not None and (not 0 < len(self.queue) <= 255 or "\x00" in self.queue):
+            raise ValueError(f"The queue {self.queue!r} must be a text of 1 to 255 characters, without NUL.")
+
+    @property
+    def spread(self) -> timedelta:
+        """The time from one job to the next."""
+        return timedelta(0) if self.per_minute is None else timedelta(minutes=1) / self.per_minute
+
+    def as_json(self) -> dict[str, Any]:
+        given: dict[str, Any] = {"delay": self.delay.total_seconds()} if self.delay else {}
+        others = {"per_minute": self.per_minute, "queue": self.queue}
+        return given | {name: value for name, value in others.items() if value is not None}
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any]) -> Self:
+        delay = timedelta(seconds=stored.get("delay", 0))
+        return cls(delay=delay, per_minute=stored.get("per_minute"), queue=stored.get("queue"))
+
+    def __str__(self) -> str:
+        """As it ends the sentence "They are queued again ..."."""
+        parts = [f"due in {self.delay}" if self.delay else "due now"]
+        if self.per_minute is not None:
+            parts.append(f"at most {self.per_minute:,} a minute")
+        if self.queue is not None:
+            parts.append(f"in the queue {self.queue!r}")
+        return ", ".join(parts)
+
+
+AT_ONCE = Manner()
+
+
+class Step(NamedTuple):
+    """A statement of an act, and what is said of the jobs that it has changed."""
+
+    change: Callable[[Collection[int], str, Manner], set[int]]
+    done: str  # as in "3 jobs discarded"
+    after: str  # what the history says that they are then
+
+
+class Act(NamedTuple):
+    """Something that people may do to jobs. Permissions, URLs and rows go by its name."""
+
+    name: str
+    statuses: frozenset[Status]  # in which a job can be changed so
+    steps: tuple[Step, ...]  # each for what the ones before it have left
+    refused: str
+
+    @property
+    def is_about_workers(self) -> bool:
+        """Whether workers may be writing to these jobs at the same time."""
+        return Status.PROCESSING in self.statuses
+
+
+def _retry(ids: Collection[int], alias: str, manner: Manner) -> set[int]:
+    return store.retry(ids, alias, delay=manner.delay, spread=manner.spread, queue_name=manner.queue)
+
+
+RETRY = Act(
+    "retry",
+    frozenset({Status.FAILED, Status.CANCELLED}),
+    (Step(_retry, "queued again", "queued"),),
+    refused="neither failed nor cancelled",
+)
+DISCARD = Act(
+    "discard",
+    frozenset({Status.FAILED}),
+    (Step(lambda ids, alias, _: store.discard(ids, alias), "discarded", "cancelled"),),
+    refused="not failed",
+)
+CANCEL = Act(
+    "cancel",
+    frozenset({Status.QUEUED, Status.PROCESSING}),
+    (
+        Step(lambda ids, alias, _: store.cancel(ids, alias), "cancelled", "cancelled"),
+        Step(
+            lambda ids, alias, _: store.request_stop(ids, alias), "asked to stop", "processing, asked to stop"
+        ),
+    ),
+    refused="neither queued nor processing",
+)
+ACTS = {act.name: act for act in (RETRY, DISCARD, CANCEL)}
+
+
+@dataclass(slots=True)
+class Done:
+    """What became of jobs: how many were changed, by what was done; skipped, by the reason; and refused."""
+
+    changed: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    failed: int = 0  # that the database refused to change
+    problem: str = ""  # what it said, the last time
+
+    def __iadd__(self, other: Done) -> Self:
+        self.changed += other.changed
+        self.skipped += other.skipped
+        self.failed += other.failed
+        self.problem = other.problem or self.problem
+        return self
+
+    @property
+    def is_all(self) -> bool:
+        """Whether something was changed and nothing was left."""
+        return bool(self.changed) and not self.skipped and not self.failed
+
+    def told(self, act: Act, refused: str = "") -> str:
+        """The same as a sentence. `refused` says what a job is that the act is not for."""
+        changed: list[str] = []
+        for step in act.steps:
+            if count := self.changed[step.done]:
+                noun = "" if changed else " job" if count == 1 else " jobs"
+                changed.append(f"{count:,}{noun} {step.done}")
+        nothing = f"No job was {' or '.join(step.done for step in act.steps)}"
+        parts = [", ".join(changed) or nothing]
+        refused = refused or act.refused
+        for reason, one, several in (
+            ("refused", f"it is {refused}", f"they are {refused}"),
+            ("missing", "it no longer exists", "they no longer exist"),
+            ("taken", "a job with its unique key waits or runs", "jobs with their unique keys wait or run"),
+            ("deaf", "a client runs it that cannot be asked", "clients run them that cannot be asked"),
+            ("busy", "somebody else is changing it just now", "somebody else is changing them just now"),
+        ):
+            if count := self.skipped[reason]:
+                was, why = ("was", one) if count == 1 else ("were", several)
+                parts.append(f"{count:,} {was} skipped because {why}")
+        if self.failed:
+            parts.append(f"{self.failed:,} could not be changed: {self.problem.rstrip('.')}")
+        return "; ".join(parts) + "."
+
+
+def perform(
+    act: Act,
+    ids: Sequence[int],
+    by: Person,
+    *,
+    reason: str = "",
+    manner: Manner = AT_ONCE,
+    statuses: Collection[Status] | None = None,
+) -> Done:
+    """Change jobs, in batches, and write it into the history of each. Returns what became of them.
+
+    With `statuses`, only jobs in one of these are changed.
+    """
+    done = Done()
+    for start in range(0, len(ids), BATCH):
+        with store.own_transaction(config().DATABASE) as cursor:
+            done += _change(
+                cursor, act, ids[start : start + BATCH], by, reason, manner, statuses or act.statuses
+            )
+    return done
+
+
+def _change(
+    cursor: store.Cursor,
+    act: Act,
+    ids: Collection[int],
+    by: Person,
+    reason: str,
+    manner: Manner,
+    statuses: Collection[Status],
+    until: datetime = LAST_DAY,
+) -> Done:
+    """One batch, in the transaction of `cursor`: those jobs that have had one of the statuses since `until`.
+
+    Jobs at rest are locked before, so that what is written into their history is what they were. Those that
+    workers write to are not: to wait for them is for the statement that needs it.
+    """
+    look = store.seen if act.is_about_workers else store.hold
+    seen = {job.id: job for job in look(cursor, ids)}
+    absent = set(ids).difference(seen)
+    busy = len(store.seen(cursor, absent)) if absent and not act.is_about_workers else 0
+    left = {id for id, job in seen.items() if job.status in statuses and job.updated_at <= until}
+    done = Done(
+        skipped=Counter(busy=busy, missing=len(absent) - busy, refused=len(seen) - len(left)),
+    )
+    history: dict[str, list[models.Model]] = defaultdict(list)
+    for step in act.steps:
+        changed, failed, done.problem = _change_or_halve(step, left, manner)
+        for id in sorted(changed):
+            history[_entry(step, seen[id], manner, reason)].append(_named(seen[id]))
+        done.changed[step.done] = len(changed)
+        done.failed += len(failed)
+        left -= changed | failed
+    for id in left:
+        if not act.is_about_workers:
+            done.skipped["taken"] += 1
+        elif seen[id].status == Status.PROCESSING and seen[id].locked_by is None:
+            done.skipped["deaf"] += 1
+        else:
+            done.skipped["busy"] += 1
+    done.changed, done.skipped = +done.changed, +done.skipped
+    _log(by, history)
+    return done
+
+
+def _change_or_halve(step: Step, ids: Collection[int], manner: Manner) -> tuple[set[int], set[int], str]:
+    """What a step has changed, what the database refused to change, and what it said.
+
+    Where it refuses some of the jobs (a trigger of the project may), the others are changed all the same.
+    """
+    alias = config().DATABASE
+    if not ids:
+        return set(), set(), ""
+    try:
+        with transaction.atomic(using=alias):
+            return step.change(ids, alias, manner), set(), ""
+    except OperationalError:
+        raise  # it is away, or busy: that says nothing about the jobs
+    except DatabaseError as error:
+        if len(ids) == 1:
+            return set(), set(ids), clean_text(str(error).strip(), REASON_LIMIT)
+    ordered = sorted(ids)
+    half = len(ordered) // 2
+    changed, failed, problem = _change_or_halve(step, ordered[:half], manner)
+    more_changed, more_failed, other = _change_or_halve(step, ordered[half:], manner)
+    return changed | more_changed, failed | more_failed, other or problem
+
+
+# ── The history ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _entry(step: Step, job: store.Seen, manner: Manner, reason: str) -> str:
+    before = f"{job.status}, {job.attempts} of {job.max_attempts} attempts, queue {job.queue_name}"
+    after = step.after
+    if step.after == Status.QUEUED:
+        after = f"queued, {manner}"
+    return _sentences(step.done.capitalize(), before, after, reason)
+
+
+def _sentences(what: str, before: str, after: str, reason: str) -> str:
+    text = f"{what}. Before: {before}. After: {after}."
+    return f"{text} Reason: {reason}" if reason else text
+
+
+def _named(job: store.Seen) -> BackgroundJob:
+    return BackgroundJob(id=job.id, job_name=job.job_name)
+
+
+def _log(by: Person, history: Mapping[str, Sequence[models.Model]]) -> None:
+    """Write sentences into the histories of the objects that they are about, in the name of a user.
+
+    They may live in another database. There they are committed first: what cannot be logged does not happen.
+    Where the person is no user of the site, or the project has no admin, there is no history.
+    """
+    if not by.user_key or not apps.is_installed("django.contrib.admin"):
+        return
+    from django.contrib.admin.models import CHANGE, LogEntry
+
+    with transaction.atomic(using=router.db_for_write(LogEntry)):
+        for sentence, objects in history.items():
+            LogEntry.objects.log_actions(by.user_key, objects, CHANGE, sentence)
+
+
+# ── Filters ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which jobs an act is about: dead letters, or cancelled jobs. What is not given does not matter."""
+
+    status: Status = Status.FAILED
+    ids: tuple[int, ...] = ()
+    queue: str | None = None
+    job: str | None = None  # its registered name
+    fingerprint: str | None = None  # empty: those that have none
+    exception: str | None = None  # the name of its class, without the module
+    text: str | None = None  # somewhere in the last error, whatever the case
+    unique_key: str | None = None
+    since: datetime | None = None  # when it failed, or was cancelled
+    until: datetime | None = None
+    attempts_from: int | None = None
+    attempts_to: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("queue", "job", "fingerprint", "exception", "text", "unique_key"):
+            value = getattr(self, name)
+            if value is not None and ("\x00" in value or value != value.encode(errors="ignore").decode()):
+                raise ValueError(f"{value!r} cannot be looked for: it is no text that Postgres can store.")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it finds all jobs of its status."""
+        return self == type(self)(status=self.status)
+
+    def criteria(self, until: datetime = LAST_DAY) -> dict[str, Any]:
+        """What the statements bind. Nothing after `until` is found."""
+        exception = None if self.exception is None else self.exception.rpartition(".")[2]
+        return asdict(self) | {
+            "ids": list(self.ids),
+            "exception": exception,
+            "since": self.since or FIRST_DAY,
+            "until": min(self.until or LAST_DAY, until),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        given = {name: value for name, value in asdict(self).items() if value not in (None, ())}
+        return {
+            name: value.isoformat() if isinstance(value, datetime) else value for name, value in given.items()
+        }
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any]) -> Self:
+        """A filter out of a row. Raises ValueError or TypeError for what `as_json` would not have written."""
+        given = {each.name: stored[each.name] for each in fields(cls) if each.name in stored}
+        for name in ("since", "until"):
+            if name in given:
+                given[name] = datetime.fromisoformat(given[name])
+        given["status"] = Status(given.get("status", Status.FAILED))
+        given["ids"] = tuple(given.get("ids", ()))
+        return cls(**given)
+
+    def __str__(self) -> str:
+        """As it follows "all dead letters": "in the queue 'mail', of the job 'shop.jobs.send'"."""
+        parts = {
+            "with the ids {}": ", ".join(map(str, self.ids[:10])) + (", ..." if self.ids[10:] else ""),
+            "in the queue {!r}": self.queue,
+            "of the job {!r}": self.job,
+            "with the fingerprint {!r}": self.fingerprint,
+            "with the exception {!r}": self.exception,
+            "with {!r} in their error": self.text,
+            "with the unique key {!r}": self.unique_key,
+            "since {}": self.since,
+            "until {}": self.until,
+            "after {} attempts or more": self.attempts_from,
+            "after {} attempts or fewer": self.attempts_to,
+        }
+        return ", ".join(part.format(value) for part, value in parts.items() if value not in (None, ""))
+
+    @property
+    def noun(self) -> str:
+        return "dead letter" if self.status is Status.FAILED else "cancelled job"
+
+
+class Preview(NamedTuple):
+    """How many jobs a filter finds."""
+
+    number: int
+    is_exact: bool  # or there are more, among those that were not looked at
+    noun: str
+
+    def __str__(self) -> str:
+        """Such as "48,211 dead letters"."""
+        plural = "" if self.number == 1 and self.is_exact else "s"
+        return f"{'' if self.is_exact else 'at least '}{self.number:,} {self.noun}{plural}"
+
+
+def preview(filter: Filter) -> Preview:
+    """How many jobs a filter finds: exactly, unless there are more than `MOST_COUNTED` to look at."""
+    with store.own_transaction(config().DATABASE) as cursor:
+        number, looked_at = store.count(cursor, filter.status, filter.criteria(), MOST_COUNTED)
+    return Preview(number, looked_at < MOST_COUNTED, filter.noun)
+
+
+# ── Operations ────────────────────────────────────────────────────────────────────────────────────────────
+
+RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
+
+
+def begin(
+    act: Act, filter: Filter, by: Person, *, reason: str = "", manner: Manner = AT_ONCE
+) -> BackgroundOperation:
+    """Write down an act on all jobs that a filter finds now. None is changed before it is carried on."""
+    found = preview(filter)
+    operation = BackgroundOperation.objects.using(config().DATABASE).create(
+        act=act.name,
+        filter=filter.as_json(),
+        manner=manner.as_json(),
+        reason=clean_text(reason, REASON_LIMIT),
+        asked_by=by.name,
+        user_key=by.user_key,
+        expected=found.number if found.is_exact else None,
+    )
+    operation.refresh_from_db()
+    logger.info("operation=%d act=%s by=%r begins", operation.pk, act.name, by.name)
+    return operation
+
+
+def hand_over(operation: BackgroundOperation) -> None:
+    """Have a worker carry an operation on, once the transaction is committed."""
+    carry_on.using(queue=config().OPERATIONS_QUEUE).enqueue(operation.pk)
+
+
+# Whoever resumes an operation while its former job is about to end gets a job of its own.
+@job(
+    name="django_pgjobs.operations.carry_on",
+    priority=100,
+    max_attempts=20,
+    timeout=300,
+    unique=True,
+    unique_until="started",
+)
+def carry_on(operation_id: int) -> str:
+    """Carry an operation on, some seconds at a time, so that others get their turn. Returns its outcome."""
+    end = time.monotonic() + TURN
+    for wait in steps(operation_id):
+        report_progress(operation_id)
+        if wait or time.monotonic() > end:
+            raise Snooze(wait)
+    operation = _find(operation_id)
+    return "It is gone." if operation is None else told(operation)
+
+
+def report_progress(operation_id: int) -> None:
+    operation, running = _find(operation_id), current_job()
+    if operation is not None and running is not None:
+        running.set_progress(gone_through(operation), operation.expected)
+
+
+def steps(operation_id: int) -> Iterator[float]:
+    """Carry an operation on, from where it is. Yields after each transaction: in how many seconds to go on.
+
+    Ends when it is finished or stopped, or when somebody else carries it on as well.
+    """
+    while True:
+        operation = _find(operation_id)
+        if operation is None or operation.state != RUNNING:
+            return
+        if wait := _seconds_until(operation.next_at):
+            yield wait
+            continue
+        filter = Filter.of_json(operation.filter)
+        position = (operation.cursor_at or FIRST_DAY, operation.cursor_id or 0)
+        with store.own_transaction(config().DATABASE) as cursor:
+            found = store.look(
+                cursor, filter.status, filter.criteria(operation.created_at), after=position, limit=LOOK
+            )
+        manner = Manner.of_json(operation.manner)
+        for part in _parts(found, min(manner.per_minute or BATCH, BATCH)):
+            is_last = part[-1:] == found[-1:] and len(found) < LOOK
+            wait_or_none = _advance(operation_id, position, part, is_last=is_last)
+            if wait_or_none is None:
+                return
+            yield wait_or_none
+            if wait_or_none:
+                break
+            if part:
+                position = (part[-1].updated_at, part[-1].id)
+
+
+def _parts(found: Sequence[store.Found], size: int) -> Iterator[Sequence[store.Found]]:
+    """Parts of what was found, with at most `size` jobs that match in each; one part at least."""
+    start = matching = 0
+    for index, each in enumerate(found):
+        matching += each.matches
+        if matching == size:
+            yield found[start : index + 1]
+            start, matching = index + 1, 0
+    if start < len(found) or not found:
+        yield found[start:]
+
+
+def _advance(
+    operation_id: int, position: tuple[datetime, int], part: Sequence[store.Found], *, is_last: bool
+) -> float | None:
+    """Act on the next part of an operation, in one transaction. Returns in how many seconds to go on.
+
+    None, and nothing is done, when it was stopped, or is no longer where it was at `position`.
+    """
+    alias = config().DATABASE
+    with store.own_transaction(alias) as cursor:
+        rows = BackgroundOperation.objects.using(alias).select_for_update()
+        operation = rows.filter(pk=operation_id, state=RUNNING).first()
+        if operation is None:
+            return None
+        if (operation.cursor_at or FIRST_DAY, operation.cursor_id or 0) != position:
+            return None
+        filter, manner = Filter.of_json(operation.filter), Manner.of_json(operation.manner)
+        done = _change(
+            cursor,
+            ACTS[operation.act],
+            [each.id for each in part if each.matches],
+            _still_there(Person(operation.asked_by, operation.user_key)),
+            f"{operation.reason} ({operation})".strip(),
+            manner,
+            {filter.status},
+            operation.created_at,
+        )
+        operation.changed += done.changed.total()
+        operation.skipped = dict(Counter(operation.skipped) + done.skipped)
+        operation.failed += done.failed
+        operation.problem = done.problem or operation.problem
+        if part:
+            operation.cursor_at, operation.cursor_id = part[-1].updated_at, part[-1].id
+        pause = manner.spread * done.changed.total()
+        operation.next_at = Now() + pause if pause and not is_last else None
+        operation.updated_at = Now()
+        if is_last:
+            operation.state = FINISHED
+        operation.save(using=alias)
+    if is_last:
+        logger.info("operation=%d finished: %s", operation_id, told(operation))
+    return 0.0 if is_last else pause.total_seconds()
+
+
+def _still_there(by: Person) -> Person:
+    """A person without what the history would refer to, when that is gone."""
+    if by.user_key and apps.is_installed("django.contrib.auth"):
+        from django.contrib.auth import get_user_model
+
+        if not get_user_model()._default_manager.filter(pk=by.user_key).exists():
+            return Person(by.name)
+    return by
+
+
+def stop(operation: BackgroundOperation, by: Person) -> bool:
+    """Let an operation rest where it is. False if it was not running."""
+    return _switch(operation, by, RUNNING, STOPPED)
+
+
+def resume(operation: BackgroundOperation, by: Person) -> bool:
+    """Let an operation go on from where it was stopped. False if it was not. Whoever calls carries it on."""
+    return _switch(operation, by, STOPPED, RUNNING)
+
+
+def _switch(operation: BackgroundOperation, by: Person, before: str, after: str) -> bool:
+    alias = config().DATABASE
+    with store.own_transaction(alias):
+        rows = BackgroundOperation.objects.using(alias).filter(pk=operation.pk, state=before)
+        if not rows.update(state=after, updated_at=Now()):
+            return False
+        what = "Stopped" if after == STOPPED else "Resumed"
+        _log(by, {_sentences(what, before, after, ""): [operation]})
+    logger.info("operation=%d %s by=%r", operation.pk, what.lower(), by.name)
+    operation.refresh_from_db()
+    return True
+
+
+def gone_through(operation: BackgroundOperation) -> int:
+    """How many of the jobs that match an operation has gone through."""
+    skipped: int = sum(operation.skipped.values())
+    return operation.changed + operation.failed + skipped
+
+
+def told(operation: BackgroundOperation) -> str:
+    """What an operation has done, as a sentence."""
+    act = ACTS[operation.act]
+    done = Done(
+        Counter({act.steps[0].done: operation.changed}),
+        Counter(operation.skipped),
+        operation.failed,
+        operation.problem,
+    )
+    refused = "no longer failed" if Filter.of_json(operation.filter).status is Status.FAILED else ""
+    return done.told(act, refused)
+
+
+def _find(operation_id: int) -> BackgroundOperation | None:
+    return BackgroundOperation.objects.using(config().DATABASE).filter(pk=operation_id).first()
+
+
+def _seconds_until(instant: datetime | None) -> float:
+    if instant is None:
+        return 0.0
+    return max((instant - store.now(config().DATABASE)).total_seconds(), 0.0)
+
+
+# ── Queues ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pause_queue(name: str, by: Person, reason: str) -> bool:
+    """Let workers claim nothing from a queue any more; what runs goes on. False if it was paused before."""
+    reason = clean_text(reason, REASON_LIMIT)
+    with store.own_transaction(config().DATABASE) as cursor:
+        if not store.pause(cursor, name, by=by.name, reason=reason):
+            return False
+        _log(by, {_sentences("Paused", "not paused", "paused", reason): [BackgroundQueue(name=name)]})
+    logger.warning("queue=%r paused by=%r: %s", name, by.name, reason)
+    return True
+
+
+def resume_queue(name: str, by: Person, reason: str = "") -> store.Pause | None:
+    """Let workers claim from a queue again. Returns how it was paused; None if it was not."""
+    reason = clean_text(reason, REASON_LIMIT)
+    with store.own_transaction(config().DATABASE) as cursor:
+        pause = store.resume(cursor, name)
+        if pause is None:
+            return None
+        before = f"paused by {pause.by or 'somebody'}"
+        _log(by, {_sentences("Resumed", before, "not paused", reason): [BackgroundQueue(name=name)]})
+    logger.warning("queue=%r resumed by=%r", name, by.name)
+    return pause
