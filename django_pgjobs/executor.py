@@ -13,14 +13,12 @@ import asyncio
 import contextvars
 import logging
 import os
-import select
 import signal
 import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import astuple
 from functools import lru_cache
 from queue import SimpleQueue
@@ -31,10 +29,9 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 from django.db.backends.signals import connection_created
 
-from . import execution, jobs
+from . import execution, jobs, slotconnections
 from .abort import TaskAbort, ThreadAbort
 from .channel import Channel, clock
-from .conf import config
 from .context import Report
 from .exceptions import JobStopped, JobTimeout
 from .lifecycle import NO_RESULT, Event, Failed, JobError, Outcome, Unstarted, to_plain
@@ -47,9 +44,6 @@ SHORT = 0.001  # seconds within which a job is likely to end, for the outcomes b
 LINGER = 0.003  # seconds that an outcome waits for others at most, where its mark tells it
 
 ABORTS = {"timeout": JobTimeout, "stop": JobStopped}
-
-# An open connection that has been idle for longer is asked whether it works before the next job uses it.
-HEALTHY_FOR = 5.0  # seconds
 
 
 class Assignment:
@@ -204,14 +198,14 @@ class _Announcer:
 
     def _serve(self) -> None:
         while (news := self._news.get()) is not None:
-            refresh_connections(open_connections())
+            slotconnections.refresh(slotconnections.open_here())
             for values in news:
                 ended = Finished.from_plain(values)
                 try:
                     execution.announce(*ended)
                 except BaseException:  # SystemExit, say, which would end this thread and silence the signal
                     logger.exception("%s: a receiver of job_finished failed.", ended.claim)
-                leave_no_transaction(ended.claim, open_connections())
+                slotconnections.leave_no_transaction(ended.claim, slotconnections.open_here())
         connections.close_all()
 
 
@@ -263,13 +257,6 @@ class _Outbox:
                 self._ended = []
 
 
-class _Opened(threading.local):
-    """The database connections that a thread has open, as far as it has looked."""
-
-    connections: Sequence[Any] = ()
-    has_changed = False  # it has opened one since
-
-
 class _ThreadSlots:
     """Threads that take jobs from one line."""
 
@@ -281,8 +268,8 @@ class _ThreadSlots:
         self._running: dict[int, ThreadAbort] = {}  # by ticket
         self._durations: dict[str, float] = {}  # seconds, of the last job of a name
         self._outboxes = [_Outbox(channel, marks, ring) for ring in marks.rings]
-        self._opened = _Opened()
-        connection_created.connect(self._note_connection)
+        self._opened = slotconnections.Opened()
+        connection_created.connect(self._opened.note)
         self._lingers = False  # an outcome waits for others
         self._linger = threading.Event()
         self._threads = [
@@ -324,11 +311,7 @@ class _ThreadSlots:
             logger.exception("A slot of this executor failed, so the executor ends.")
             os._exit(1)
 
-    def _note_connection(self, **kwargs: Any) -> None:
-        self._opened.has_changed = True
-
     def _work(self, outbox: _Outbox) -> None:
-        opened = self._opened
         while assignment := self._next(outbox):
             claim, ticket = assignment.claim, assignment.ticket
             began = time.perf_counter()
@@ -339,18 +322,14 @@ class _ThreadSlots:
                 del self._running[ticket]
                 continue
             abort = self._running[ticket]
-            if opened.connections:
-                refresh_connections(opened.connections)
+            self._opened.refresh()
             outcome = execution.run(claim, abort, self._progress.report_of(ticket))
             now = time.perf_counter()
             self._durations[claim.job_name] = now - began
             del self._running[ticket]
             if abort.error is not None:
-                discard_connections()  # it may have been in the middle of anything
-            if opened.connections or opened.has_changed:  # to look takes longer than a short job does
-                opened.has_changed = False
-                opened.connections = open_connections()
-                leave_no_transaction(claim, opened.connections)
+                slotconnections.discard_all()  # it may have been in the middle of anything
+            self._opened.leave_no_transaction(claim)
             # Only now: who hears of the end of a job may count on it that nothing is left of it.
             reports = [*self._progress.last_words(ticket), _done(assignment, outcome, now - began)]
             outbox.end(reports, outcome, now)
@@ -504,7 +483,7 @@ class _AsyncSlots:
                 duration = time.perf_counter() - began
                 # Only a job that used sync code, the ORM above all, has a thread and perhaps connections.
                 if context in SyncToAsync.context_to_thread_executor:
-                    await asyncio.shield(sync_to_async(discard_connections)())
+                    await asyncio.shield(sync_to_async(slotconnections.discard_all)())
         except BaseException:  # a job may have cancelled its own task, which takes effect here
             logger.exception("%s: what follows an async job was disturbed.", assignment.claim)
         del self._running[assignment.ticket]
@@ -550,92 +529,6 @@ def _take_back(line: deque[Assignment], tickets: set[int]) -> list[int]:
     return taken
 
 
-# ── A slot's database connections ─────────────────────────────────────────────────────────────────────────
-
-
-def keep_connections(name: str) -> None:
-    """Let the project's connections outlive a job, even where CONN_MAX_AGE is 0, and name them after us.
-
-    Before any is opened. The name is what lets the supervisor end them once this process is killed.
-    """
-    for alias in connections:
-        settings = connections.settings[alias]
-        if connections[alias].vendor == "postgresql":
-            settings.setdefault("OPTIONS", {}).setdefault("application_name", name)
-        if settings.get("CONN_MAX_AGE") == 0 and not settings.get("OPTIONS", {}).get("pool"):
-            settings["CONN_MAX_AGE"] = config().JOB_CONN_MAX_AGE.total_seconds()
-
-
-def open_connections() -> list[Any]:
-    """The database connections that this thread has open."""
-    return [one for one in connections.all(initialized_only=True) if one.connection is not None]
-
-
-def refresh_connections(opened: Sequence[Any]) -> None:
-    """Before a job: close connections that are too old or no longer work, forget logged queries."""
-    for connection in opened:
-        connection.close_if_unusable_or_obsolete()
-        if connection.connection is not None and _is_doubtful(connection) and not connection.is_usable():
-            connection.close()
-        connection.queries_log.clear()
-
-
-def _is_doubtful(connection: Any) -> bool:
-    """Whether a connection was idle for long, or its socket has something to say although nobody asked."""
-    now = time.monotonic()
-    idle_since = getattr(connection, "_pgjobs_idle_since", now)
-    connection._pgjobs_idle_since = now
-    if now - idle_since > HEALTHY_FOR:
-        return True
-    try:
-        readable, _, _ = select.select([connection.connection], [], [], 0)
-    except Exception:
-        return True
-    return bool(readable)
-
-
-def leave_no_transaction(claim: Claim, opened: Sequence[Any]) -> None:
-    """After a job: close connections on which it left a transaction open or broken, and say so."""
-    for connection in opened:
-        connection._pgjobs_idle_since = time.monotonic()
-        if (
-            connection.in_atomic_block
-            or connection.autocommit != connection.settings_dict["AUTOCOMMIT"]
-            or _in_transaction(connection)
-        ):
-            logger.warning(
-                "Job %s (%s) left a transaction open on %r; the connection is closed and the transaction"
-                " rolled back.", claim.id, claim.job_name, connection.alias,
-            )  # fmt: skip
-            _discard(connection)
-
-
-def discard_connections() -> None:
-    """Close all connections of this thread, whatever they are in the middle of."""
-    for connection in connections.all(initialized_only=True):
-        _discard(connection)
-
-
-def _discard(connection: Any) -> None:
-    """Close a connection so that its next use opens a new one, also out of the middle of a transaction."""
-    connection.in_atomic_block = False  # else close() would only be noted down
-    connection.closed_in_transaction = False
-    connection.needs_rollback = False
-    connection.savepoint_ids = []
-    connection.atomic_blocks = []
-    try:
-        connection.close()
-    except Exception:
-        logger.exception("A connection to %r could not be closed, and is forgotten.", connection.alias)
-        connection.connection = None
-
-
-def _in_transaction(connection: Any) -> bool:
-    info = getattr(connection.connection, "info", None)
-    status = getattr(info, "transaction_status", None)
-    return status is not None and status != 0  # psycopg's TransactionStatus.IDLE
-
-
 # ── The process ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -645,7 +538,7 @@ def main(sock: socket.socket, threads: int, async_slots: int, marks: Marks, name
     # Ctrl-C reaches the whole process group; it is the supervisor that decides.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    keep_connections(name)
+    slotconnections.keep(name)
     executor = Executor(sock, threads, async_slots, marks)
     executor.channel.when_lost = lambda: os._exit(1)  # nobody would hear what its jobs come to
     stopped = executor.serve()
