@@ -233,7 +233,7 @@ def _of_queues(facts: Facts) -> Iterator[Finding]:
             serving = facts.serving(name)
             if serving:
                 yield _slow(queue, f"{due} due, {oldest}", serving)
-            elif not (queue.processing or queue.completed_lately):  # or a client with its own statements does
+            elif not queue.has_clients:
                 yield Finding(
                     "unserved-queue",
                     Severity.ERROR,

@@ -1101,8 +1101,9 @@ WITH RECURSIVE <levels>, level AS MATERIALIZED (
                     LIMIT share.jobs + 1) AS counted) AS later
      GROUP BY level.queue_name
 ), running AS (
-    SELECT job.queue_name, count(*) AS jobs, sum(count(*)) OVER () > %(most)s AS more
-      FROM (SELECT job.queue_name
+    SELECT job.queue_name, count(*) AS jobs, sum(count(*)) OVER () > %(most)s AS more,
+           bool_or(job.worker_id IS NULL) AS by_clients
+      FROM (SELECT job.queue_name, job.worker_id
               FROM background_jobs AS job
              WHERE job.status = 'processing'
              LIMIT %(most)s + 1) AS job
@@ -1114,7 +1115,7 @@ WITH RECURSIVE <levels>, level AS MATERIALIZED (
      ORDER BY job.updated_at DESC
      LIMIT %(most)s + 1
 ), newest_done AS MATERIALIZED (
-    SELECT job.queue_name, job.updated_at,
+    SELECT job.queue_name, job.updated_at, job.worker_id,
            GREATEST(EXTRACT(EPOCH FROM job.attempted_at - GREATEST(job.run_at, job.created_at)), 0)::float8
            AS pickup
       FROM background_jobs AS job
@@ -1134,6 +1135,7 @@ WITH RECURSIVE <levels>, level AS MATERIALIZED (
      GROUP BY newest_dead.queue_name
 ), done AS (
     SELECT newest_done.queue_name, count(*) AS lately,
+           bool_or(newest_done.worker_id IS NULL) AS by_clients,
            percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (ORDER BY newest_done.pickup) AS pickup
       FROM newest_done
      CROSS JOIN period
@@ -1153,6 +1155,7 @@ SELECT queue_name,
        COALESCE(done.lately, 0),
        COALESCE(dead.lately, 0),
        done.pickup[1], done.pickup[2],
+       running.by_clients IS TRUE OR done.by_clients IS TRUE,
        paused.paused_at IS NOT NULL,
        EXTRACT(EPOCH FROM statement_timestamp() - paused.paused_at)::float8,
        COALESCE(paused.paused_by, ''), COALESCE(paused.reason, ''),

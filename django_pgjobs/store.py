@@ -790,6 +790,7 @@ class QueueStats(NamedTuple):
     failed_lately: int
     pickup_median: float | None  # from being due to being claimed, of the jobs that completed lately
     pickup_p95: float | None
+    has_clients: bool  # something runs or completed lately which no worker host had claimed
     paused: bool
     paused_for: float | None
     paused_by: str

@@ -257,7 +257,7 @@ def test_jobstats_as_json():
 
     nothing = dict.fromkeys(
         ["queued", "due", "processing", "failed", "completed_lately", "failed_lately"], 0
-    ) | {"paused": False, "paused_by": "", "paused_reason": "", "at_least": []}
+    ) | {"has_clients": False, "paused": False, "paused_by": "", "paused_reason": "", "at_least": []}
     ages = [queue.pop("oldest_due_age") for queue in shown["queues"]]
     pickups = [(queue.pop("pickup_median"), queue.pop("pickup_p95")) for queue in shown["queues"]]
     pauses = [queue.pop("paused_for") for queue in shown["queues"]]
@@ -271,6 +271,7 @@ def test_jobstats_as_json():
             "failed": 2,
             "completed_lately": 1,
             "failed_lately": 1,
+            "has_clients": False,
             "paused": False,
             "paused_by": "",
             "paused_reason": "",

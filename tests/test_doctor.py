@@ -117,7 +117,17 @@ def test_a_queue_that_nobody_serves(worker: dict[str, Any]) -> None:
         "Start one with: manage.py runjobs --queue 'my mail'. Or let one that runs serve it as well.",
         "my mail",
     )
-    make_job("completed", queue_name="my mail", locked_by=None, worker_id=None)  # by a client of its own
+    for status in ("completed", "processing"):
+        make_job(status, queue_name="my mail")  # by a worker that has gone, or will go
+    assert found("unserved-queue")
+
+
+@pytest.mark.parametrize("status", ["completed", "processing"])
+def test_a_queue_that_clients_of_its_own_serve(status: str) -> None:
+    make_worker(queues=["other"])
+    make_job(queue_name="mail", run_at=-timedelta(minutes=5))
+    assert found("unserved-queue")
+    make_job(status, queue_name="mail", locked_by=None, worker_id=None)
     assert not found("unserved-queue")
 
 
