@@ -287,9 +287,9 @@ MUTANTS: dict[str, Mutant] = {
                 "wakeup.py", "            self.notified = True  # what was created before was not heard\n", ""
             ),
             Change(
-                "supervisor.py",
-                "self.options.poll_interval if self.listener.hears else DEAF_POLL",
-                "self.options.poll_interval",
+                "polling.py",
+                "self._poll_interval if hears else min(self._poll_interval, DEAF_POLL)",
+                "self._poll_interval",
             ),
         ),
         UNHEARD,
