@@ -153,7 +153,8 @@ def wait_until_it_is_blocked(connection):
         """
         DO $$ BEGIN
             WHILE NOT EXISTS (SELECT FROM pg_stat_activity
-                               WHERE application_name = 'pruning' AND wait_event_type = 'Lock') LOOP
+                               WHERE application_name = 'pruning' AND wait_event_type = 'Lock'
+                                 AND datname = current_database()) LOOP
                 PERFORM pg_stat_clear_snapshot(), pg_sleep(0.01);
             END LOOP;
         END $$
