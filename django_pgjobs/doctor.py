@@ -226,7 +226,7 @@ def _of_queues(facts: Facts) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"The queue {name!r} was paused {in_words(queue.paused_for or 0)} ago{by}{why}, and {due} due"
                 " in it.",
-                "Resume it once the reason is gone.",
+                f"When the reason is gone, resume it: manage.py resumequeue {shlex.quote(name)}.",
                 name,
             )
         elif age > TOO_LONG_DUE and facts.alive:
