@@ -201,17 +201,18 @@ def perform(
     reason: str = "",
     manner: Manner = AT_ONCE,
     statuses: Collection[Status] | None = None,
+    until: datetime = LAST_DAY,
 ) -> Done:
     """Change jobs, in batches, and write it into the history of each. Returns what became of them.
 
-    With `statuses`, only jobs in one of these are changed.
+    With `statuses`, only jobs in one of these are changed; with `until`, those that were in it by then.
     """
     done = Done()
+    statuses = act.statuses if statuses is None else statuses
     for start in range(0, len(ids), BATCH):
         with store.own_transaction(config().DATABASE) as cursor:
-            done += _change(
-                cursor, act, ids[start : start + BATCH], by, reason, manner, statuses or act.statuses
-            )
+            part = ids[start : start + BATCH]
+            done += _change(cursor, act, part, by, reason, manner, statuses, until)
     return done
 
 
@@ -223,9 +224,9 @@ def _change(
     reason: str,
     manner: Manner,
     statuses: Collection[Status],
-    until: datetime = LAST_DAY,
+    until: datetime,
 ) -> Done:
-    """One batch, in the transaction of `cursor`: those jobs that have had one of the statuses since `until`.
+    """One batch, in the transaction of `cursor`: those jobs that were in one of the statuses at `until`.
 
     Jobs at rest are locked before, so that what is written into their history is what they were. Those that
     workers write to are not: to wait for them is for the statement that needs it.
@@ -329,7 +330,7 @@ class Filter:
     job: str | None = None  # its registered name
     fingerprint: str | None = None  # empty: those that have none
     exception: str | None = None  # the name of its class, without the module
-    text: str | None = None  # somewhere in the last error, whatever the case
+    text: str | None = None  # somewhere in the last error; or its unique key, or its name
     unique_key: str | None = None
     since: datetime | None = None  # when it failed, or was cancelled
     until: datetime | None = None
@@ -409,10 +410,10 @@ class Preview(NamedTuple):
         return f"{'' if self.is_exact else 'at least '}{self.number:,} {self.noun}{plural}"
 
 
-def preview(filter: Filter) -> Preview:
+def preview(filter: Filter, until: datetime = LAST_DAY) -> Preview:
     """How many jobs a filter finds: exactly, unless there are more than `MOST_COUNTED` to look at."""
     with store.own_transaction(config().DATABASE) as cursor:
-        number, looked_at = store.count(cursor, filter.status, filter.criteria(), MOST_COUNTED)
+        number, looked_at = store.count(cursor, filter.status, filter.criteria(until), MOST_COUNTED)
     return Preview(number, looked_at < MOST_COUNTED, filter.noun)
 
 
@@ -422,11 +423,24 @@ RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
 
 
 def begin(
-    act: Act, filter: Filter, by: Person, *, reason: str = "", manner: Manner = AT_ONCE
+    act: Act,
+    filter: Filter,
+    by: Person,
+    *,
+    reason: str = "",
+    manner: Manner = AT_ONCE,
+    at: datetime | None = None,
 ) -> BackgroundOperation:
-    """Write down an act on all jobs that a filter finds now. None is changed before it is carried on."""
-    found = preview(filter)
-    operation = BackgroundOperation.objects.using(config().DATABASE).create(
+    """Write down an act on all jobs that a filter finds; with `at`, on those that it found at that time.
+
+    None of them is changed before the operation is carried on.
+    """
+    alias = config().DATABASE
+    now = store.now(alias)
+    begun = min(at or now, now)
+    found = preview(filter, begun)
+    operation = BackgroundOperation.objects.using(alias).create(
+        created_at=begun,
         act=act.name,
         filter=filter.as_json(),
         manner=manner.as_json(),

@@ -889,7 +889,8 @@ _MATCHES = """(%(queue)s::text IS NULL OR job.queue_name = %(queue)s)
        AND (%(fingerprint)s::text IS NULL OR COALESCE(job.error_fingerprint, '') = %(fingerprint)s)
        AND (%(unique_key)s::text IS NULL OR job.unique_key = %(unique_key)s)
        AND (%(exception)s::text IS NULL OR starts_with(job.last_error, %(exception)s || ':'))
-       AND (%(text)s::text IS NULL OR strpos(lower(job.last_error), lower(%(text)s)) > 0)
+       AND (%(text)s::text IS NULL OR job.unique_key = %(text)s OR job.job_name = %(text)s
+            OR strpos(lower(job.last_error), lower(%(text)s)) > 0)
        AND (%(attempts_from)s::integer IS NULL OR job.attempts >= %(attempts_from)s)
        AND (%(attempts_to)s::integer IS NULL OR job.attempts <= %(attempts_to)s)"""
 
@@ -918,6 +919,33 @@ SELECT count(*) FILTER (WHERE latest.matches), count(*)
 """
 
 
+# Those that match, among the latest %(limit)s of a status, in groups of one job and one fingerprint, at most
+# %(most)s of them, the largest first: how many, when the first and the last of them came, and the id and the
+# error of one. In each row, too, how many groups there are, and how many jobs in all of them.
+_GROUPS = """
+SELECT grouped.job_name, grouped.fingerprint, grouped.jobs, grouped.first_at, grouped.last_at,
+       grouped.example, left(job.last_error, 1000), grouped.groups, grouped.total
+  FROM (SELECT latest.job_name, latest.fingerprint, count(*) AS jobs, min(latest.updated_at) AS first_at,
+               max(latest.updated_at) AS last_at, max(latest.id) AS example,
+               count(*) OVER () AS groups, (sum(count(*)) OVER ())::bigint AS total
+          FROM (SELECT job.id, job.job_name, COALESCE(job.error_fingerprint, '') AS fingerprint,
+                       job.updated_at, (<matches>) IS TRUE AS matches
+                  FROM background_jobs AS job
+                 WHERE <among>
+                   AND job.updated_at BETWEEN %(since)s AND %(until)s
+                 ORDER BY job.updated_at DESC
+                 LIMIT %(limit)s) AS latest
+         WHERE latest.matches
+         GROUP BY latest.job_name, latest.fingerprint
+         ORDER BY jobs DESC, last_at DESC
+         LIMIT %(most)s) AS grouped
+ CROSS JOIN LATERAL (SELECT job.last_error
+                       FROM background_jobs AS job
+                      WHERE job.id = grouped.example
+                     OFFSET 0) AS job
+ ORDER BY grouped.jobs DESC, grouped.last_at DESC
+"""
+
 _OF_STATUS = "job.status = '<status>'"
 _OF_IDS = "job.id = ANY (%(ids)s::bigint[]) AND job.status::text = '<status>'"
 
@@ -927,8 +955,31 @@ def _for_each(statement: str, among: str) -> dict[str, str]:
     return {status: text.replace("<status>", status) for status in ("failed", "cancelled")}
 
 
-LOOK, COUNT = _for_each(_LOOK, _OF_STATUS), _for_each(_COUNT, _OF_STATUS)
-LOOK_AMONG, COUNT_AMONG = _for_each(_LOOK, _OF_IDS), _for_each(_COUNT, _OF_IDS)
+LOOK, COUNT, GROUPS = (_for_each(statement, _OF_STATUS) for statement in (_LOOK, _COUNT, _GROUPS))
+LOOK_AMONG, COUNT_AMONG, GROUPS_AMONG = (
+    _for_each(statement, _OF_IDS) for statement in (_LOOK, _COUNT, _GROUPS)
+)
+
+# When the dead letter came that has %(limit)s later ones, if there are so many.
+EDGE = """
+SELECT job.updated_at
+  FROM background_jobs AS job
+ WHERE job.status = 'failed'
+ ORDER BY job.updated_at DESC
+OFFSET %(limit)s
+ LIMIT 1
+"""
+
+# The names of jobs, and of the classes of exceptions, among the latest %(limit)s dead letters.
+DEAD_NAMES = r"""
+SELECT array_agg(DISTINCT latest.job_name),
+       array_agg(DISTINCT latest.exception) FILTER (WHERE latest.exception <> '')
+  FROM (SELECT job.job_name, substring(job.last_error FROM '^(\w{1,100}):') AS exception
+          FROM background_jobs AS job
+         WHERE job.status = 'failed'
+         ORDER BY job.updated_at DESC
+         LIMIT %(limit)s) AS latest
+"""
 
 # ── Queues ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -693,6 +693,48 @@ def count(cursor: Cursor, status: Status, criteria: Mapping[str, Any], limit: in
     return matching, looked_at
 
 
+class Group(NamedTuple):
+    """Jobs of one name with one fingerprint of their error."""
+
+    job_name: str
+    fingerprint: str  # empty: they have none
+    jobs: int
+    first_at: datetime
+    last_at: datetime
+    example: int  # the id of one of them
+    error: str | None  # of that one
+    groups: int  # how many groups there are
+    total: int  # how many jobs are in all of them
+
+    @property
+    def number(self) -> str:
+        """How many jobs it has, for people."""
+        return f"{self.jobs:,}"
+
+
+def groups(
+    cursor: Cursor, status: Status, criteria: Mapping[str, Any], *, limit: int, most: int
+) -> list[Group]:
+    """The largest groups among the latest `limit` jobs of a status, as far as they match."""
+    statements = sql.GROUPS_AMONG if criteria["ids"] else sql.GROUPS
+    cursor.execute(statements[status], {**criteria, "limit": limit, "most": most})
+    return [Group(*row) for row in cursor.fetchall()]
+
+
+def edge(cursor: Cursor, limit: int) -> datetime | None:
+    """When the dead letter came that has `limit` later ones; None where there are not so many."""
+    cursor.execute(sql.EDGE, {"limit": limit})
+    row = cursor.fetchone()
+    return None if row is None else row[0]
+
+
+def dead_names(cursor: Cursor, limit: int) -> tuple[list[str], list[str]]:
+    """The names of jobs, and those of exceptions, among the latest `limit` dead letters."""
+    cursor.execute(sql.DEAD_NAMES, {"limit": limit})
+    job_names, exceptions = cursor.fetchone()
+    return job_names or [], exceptions or []
+
+
 # ── Queues ────────────────────────────────────────────────────────────────────────────────────────────────
 
 

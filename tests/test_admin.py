@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -17,9 +18,9 @@ from django.db import connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from django_pgjobs import admin as pages
 from django_pgjobs import operations
-from django_pgjobs.admin import lists, readonly
+from django_pgjobs.admin import jobs as pages
+from django_pgjobs.admin import letters, lists, readonly
 from django_pgjobs.models import BackgroundJob, BackgroundQueue, BackgroundWorker
 from tests.factories import make_job, rows
 from tests.sessions import session
@@ -52,6 +53,20 @@ def act(client: Client, url: str, action: str, ids: list[int], **more: str) -> l
     response = client.post(url, data)
     assert response.status_code == 302
     return said(response)
+
+
+def ask(client: Client, url: str, name: str, query: dict[str, Any], **answers: Any) -> Any:
+    """Go through the page of an act on many jobs: look at it, fill in the form, and send it."""
+    address = f"{url}act/{name}/?{urlencode(query, doseq=True)}"
+    page = client.get(address)
+    assert page.status_code == 200
+    initial = {field.name: field.value() for field in page.context["form"]}
+    answers = {"reason": "Because.", **answers}
+    return client.post(address, {n: v for n, v in (initial | answers).items() if v is not None})
+
+
+def discard(client: Client, url: str, *ids: int) -> list[str]:
+    return said(ask(client, url, "discard", {"ids": ",".join(map(str, ids))}))[-1:]
 
 
 def said(response: Any) -> list[str]:
@@ -252,7 +267,9 @@ def test_viewers_see_everything_and_change_nothing() -> None:
             data = {"action": action, "_selected_action": [job.pk], "index": "0", "select_across": "1"}
             assert viewer.post(url, data).status_code in (200, 302, 403)
         assert viewer.post(f"{url}{job.pk}/retry/").status_code == 403
-        assert viewer.post(f"{url}{job.pk}/discard/").status_code == 403
+        for name in ("retry", "discard"):
+            assert viewer.get(f"{url}act/{name}/").status_code == 403
+            assert viewer.post(f"{url}act/{name}/", {"reason": "x"}).status_code == 403
     assert rows() == before
     assert logged() == []
 
@@ -261,7 +278,7 @@ def test_viewers_see_everything_and_change_nothing() -> None:
 def test_the_page_of_a_job_offers_what_its_status_allows(root: Client, each: str) -> None:
     job = make_job(each)
     page = root.get(f"{JOBS}{job.pk}/change/").content.decode()
-    offered = set(re.findall(r"/(retry|discard|cancel)/\"", page))
+    offered = set(re.findall(r"/(retry|discard|cancel)/[\"?]", page))
     assert offered == {
         "queued": {"cancel"},
         "processing": {"cancel"},
@@ -308,16 +325,20 @@ def test_each_act_has_its_own_permission(
     page = person.get(f"{url}{one.pk}/change/").content.decode()
     assert f"/{may}/" in page
     assert f"/{may_not}/" not in page
-    assert person.post(f"{url}{one.pk}/{may_not}/").status_code == 403
+    assert person.post(f"{url}act/{may_not}/?ids={one.pk}", {"reason": "x"}).status_code == 403
+    assert person.post(f"{url}{one.pk}/{may_not}/").status_code in (302, 403)
     assert act(person, url, f"{may_not}_jobs", [one.pk]) == ["No action selected."]
     assert status(one) == "failed"
-    act(person, url, f"{may}_jobs", [one.pk])
-    person.post(f"{url}{two.pk}/{may}/")
+    if may == "retry":
+        act(person, url, "retry_jobs", [one.pk])
+        person.post(f"{url}{two.pk}/retry/")
+    else:
+        discard(person, url, one.pk, two.pk)
     assert (status(one), status(two)) == (becomes, becomes)
     before = "Before: failed, 3 of 3 attempts, queue default."
     message = {
         "retry": f"Queued again. {before} After: queued, due now.",
-        "discard": f"Discarded. {before} After: cancelled.",
+        "discard": f"Discarded. {before} After: cancelled. Reason: Because.",
     }[may]
     assert logged() == [("ada", str(one.pk), message), ("ada", str(two.pk), message)]
 
@@ -369,7 +390,7 @@ def test_retrying_on_the_list_of_jobs_changes_failed_and_cancelled_ones_only(roo
 
 def test_discarding_changes_failed_ones_only(root: Client) -> None:
     jobs = {each: make_job(each) for each in STATUSES}
-    told = act(root, JOBS, "discard_jobs", [job.pk for job in jobs.values()])
+    told = discard(root, JOBS, *(job.pk for job in jobs.values()))
     assert told == ["1 job discarded; 4 were skipped because they are not failed."]
     assert status(jobs["failed"]) == "cancelled"
 
@@ -436,20 +457,21 @@ def test_a_selection_of_what_is_no_id_changes_nothing(root: Client, id: str) -> 
     assert status(job) == "failed"
 
 
-def test_selecting_all_acts_in_batches_up_to_a_limit(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelling_all_acts_in_batches_up_to_a_limit(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "BATCH", 3)
     monkeypatch.setattr(lists, "MOST", 8)
     monkeypatch.setattr(pages, "MOST", 8)
-    mail = [make_job("failed", queue_name="mail", updated_at=-timedelta(minutes=n)).pk for n in range(10)]
-    other = make_job("failed", queue_name="other")
-    page = root.get(f"{DEAD}?queue=mail")
+    mail = [make_job(queue_name="mail", run_at=timedelta(hours=n)).pk for n in range(10)]
+    other = make_job(queue_name="other")
+    waiting = f"{JOBS}?queue=mail&status=queued"
+    page = root.get(waiting)
     assert page.context["cl"].notes == [
         "There are more than 8 jobs here. This list goes through the first 8 of them."
     ]
-    told = act(root, f"{DEAD}?queue=mail", "retry_jobs", mail[:1], select_across="1")
-    assert told == ["8 jobs queued again."]
-    assert [rows()[id]["status"] for id in mail] == ["queued"] * 8 + ["failed"] * 2
-    assert status(other) == "failed"
+    told = act(root, waiting, "cancel_jobs", mail[:1], select_across="1")
+    assert told == ["8 jobs cancelled."]
+    assert [rows()[id]["status"] for id in mail] == ["cancelled"] * 8 + ["queued"] * 2
+    assert status(other) == "queued"
     assert len(logged()) == 8
 
 
@@ -467,7 +489,7 @@ def test_what_cannot_be_logged_does_not_happen(root: Client, monkeypatch: pytest
 
 def test_the_history_of_a_job_holds_what_was_done_to_the_dead_letter(root: Client) -> None:
     job = make_job("failed", job_name="<i>name")
-    root.post(f"{DEAD}{job.pk}/discard/")
+    discard(root, DEAD, job.pk)
     history = root.get(f"{JOBS}{job.pk}/history/").content.decode()
     assert "Discarded." in history
     assert "<i>name" not in history
@@ -645,6 +667,7 @@ def test_no_page_reads_the_whole_table(many: Client, monkeypatch: pytest.MonkeyP
     for module in (lists, pages):
         monkeypatch.setattr(module, "MOST", most)
         monkeypatch.setattr(module, "WINDOW", window)
+    monkeypatch.setattr(letters, "WINDOW", window)
     failed = BackgroundJob.objects.filter(status="failed").first()
     assert failed is not None
     filters = [f"status={each}" for each in STATUSES] + ["queue=rare", "queue=queue 1", "queue=nope"]
@@ -720,7 +743,7 @@ def test_a_queue_on_another_database_is_read_and_written_there(routers: list[str
         assert "wrong" not in root.get(JOBS).content.decode()
         assert root.get(f"{JOBS}{job.pk}/change/").status_code == 200
         assert act(root, DEAD, "retry_jobs", [job.pk]) == ["1 job queued again."]
-        assert said(root.post(f"{DEAD}{second.pk}/discard/"))[-1] == "1 job discarded."
+        assert discard(root, DEAD, second.pk) == ["1 job discarded."]
         assert (status(job), status(second)) == ("queued", "cancelled")
         assert LogEntry.objects.using("default").count() == 2
         assert root.get(f"{JOBS}{job.pk}/history/").status_code == 200

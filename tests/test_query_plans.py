@@ -530,17 +530,27 @@ def latest(size, **criteria):
     return found(size, **criteria) | {"limit": STEP}
 
 
+def grouped(size, **criteria):
+    return latest(size, **criteria) | {"most": 10}
+
+
 def test_a_filter_is_held_against_so_many_jobs_and_no_more(template):
     statements = {
         "LOOK": (sql.LOOK["failed"], from_the_middle),
         "COUNT": (sql.COUNT["failed"], latest),
         "LOOK_AMONG": (sql.LOOK_AMONG["failed"], lambda size: from_the_middle(size, ids=ids(size + 600))),
+        "GROUPS": (sql.GROUPS["failed"], grouped),
+        "EDGE": (sql.EDGE, latest),
+        "DEAD_NAMES": (sql.DEAD_NAMES, latest),
         "COUNT_AMONG": (sql.COUNT_AMONG["failed"], lambda size: latest(size, ids=ids(size + 600))),
     }
     for name, mood, runs in in_every_mood(template, many_are_dead, statements):
         show(f"{name}, {mood}", runs)
         for run in runs.values():
-            assert run.indexes == {PRIMARY_KEY if name.endswith("AMONG") else FINISHED_INDEX}, (name, mood)
+            assert run.indexes == {
+                *([] if name.endswith("AMONG") else [FINISHED_INDEX]),
+                *([PRIMARY_KEY] if name.endswith("AMONG") or name == "GROUPS" else []),
+            }, (name, mood)
             assert run.pages <= 20 + 3 * STEP, (name, mood)
             assert run.discarded <= STEP, (name, mood)
         few, many = (runs[size].pages for size in SIZES)

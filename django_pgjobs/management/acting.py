@@ -27,7 +27,9 @@ def add_filter(parser: ArgumentParser) -> None:
     add("--job", metavar="NAME", help="Jobs of this job function, by its registered name.")
     add("--fingerprint", metavar="TEXT", help="Jobs whose error has this fingerprint.")
     add("--exception", metavar="CLASS", help="Jobs that failed with an exception of this class.")
-    add("--text", metavar="TEXT", help="Jobs with this somewhere in their last error, whatever the case.")
+    add(
+        "--text", metavar="TEXT", help="Jobs with this somewhere in their last error, or as their unique key."
+    )
     add("--unique-key", metavar="KEY", help="Jobs with this unique key.")
     add(
         "--since",

@@ -1,0 +1,423 @@
+"""Jobs: what waits, runs and has ended, and what people do to one of them or to several.
+
+Everything is read only but these acts. Those on one job, and retries of what is selected, are done at once.
+What needs a reason, or is about all that match, has a page of its own, which says first how many that are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import django
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.views.decorators.http import require_POST
+
+from .. import operations, store
+from ..conf import config
+from ..lifecycle import Status
+from ..models import BackgroundJob, BackgroundOperation
+from ..operations import CANCEL, DISCARD, REASON_LIMIT, RETRY, Act, Filter, Manner, Person, perform
+from .lists import MOST, WINDOW, JobList, Narrowing, QueueFilter, StatusFilter, job_id
+from .page import JobPage, ago, badge, breakable
+from .readonly import ReadOnlyAdmin
+
+if TYPE_CHECKING:
+    from django.utils.safestring import SafeString
+
+MOST_SUMMARY = 300  # characters of an error in a list
+FEW = 300  # jobs that are changed while somebody waits for the page
+SHOWN_GROUPS = 5  # of what an act is about
+
+_QUESTIONS = {"retry": "Retry later or elsewhere …", "discard": "Discard …"}
+
+_DELAYS = {
+    "0": "now",
+    "300": "in 5 minutes",
+    "1800": "in 30 minutes",
+    "3600": "in an hour",
+    "21600": "in 6 hours",
+    "86400": "in a day",
+}
+
+
+@admin.action(permissions=["retry"], description="Retry: queue again, due now")
+def retry_jobs(model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+    if _is_across(request):
+        return model_admin.ask(RETRY, request)
+    model_admin.act_on(RETRY, request, _selected(request))
+    return None
+
+
+@admin.action(permissions=["retry"], description="Retry later, slowly or elsewhere …")
+def retry_jobs_otherwise(model_admin: JobAdmin, request: HttpRequest, queryset: Any) -> HttpResponse:
+    return model_admin.ask(RETRY, request)
+
+
+@admin.action(permissions=["discard"], description="Discard: do not run again …")
+def discard_jobs(model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
+    return model_admin.ask(DISCARD, request)
+
+
+@admin.action(permissions=["cancel"], description="Cancel: do not run, or stop running")
+def cancel_jobs(model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+    across = _is_across(request)
+    ids = list(queryset.values_list("pk", flat=True)[:MOST]) if across else _selected(request)
+    model_admin.act_on(CANCEL, request, ids)
+
+
+def _is_across(request: HttpRequest) -> bool:
+    """Whether an action is about all that match, on whatever page of the list they are."""
+    return request.POST.get("select_across", "0") != "0"
+
+
+def _selected(request: HttpRequest) -> list[int]:
+    """The ids that are selected: also those that somebody has changed meanwhile, so that it can be told."""
+    return sorted(filter(None, map(job_id, request.POST.getlist(ACTION_CHECKBOX_NAME))))
+
+
+def ids_of(request: HttpRequest) -> tuple[int, ...]:
+    """The ids of jobs in an address."""
+    return tuple(filter(None, map(job_id, request.GET["ids"].split(",")[:MOST])))
+
+
+class ActForm(forms.Form):
+    """What is asked before an act on many jobs."""
+
+    reason = forms.CharField(max_length=REASON_LIMIT // 4, widget=forms.TextInput({"size": 60}))
+    until = forms.DateTimeField(widget=forms.HiddenInput)  # when they were counted
+
+    def __init__(self, act: Act, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["reason"].required = act is DISCARD
+        self.fields["reason"].help_text = "Goes into the history of each job."
+
+    @property
+    def manner(self) -> Manner:
+        return Manner()
+
+
+class RetryForm(ActForm):
+    delay = forms.ChoiceField(choices=_DELAYS.items(), initial="0", label="They run")
+    per_minute = forms.IntegerField(
+        required=False,
+        min_value=1,
+        max_value=1_000_000,
+        label="At most so many a minute",
+        help_text="So that what has just recovered is not flattened. Empty: all at once.",
+    )
+    queue = forms.CharField(
+        required=False, max_length=255, label="In the queue", help_text="Empty: in the one that they are in."
+    )
+    field_order = ("delay", "per_minute", "queue", "reason")
+
+    @property
+    def manner(self) -> Manner:
+        given = self.cleaned_data
+        return Manner.of_json(
+            {
+                "delay": int(given["delay"]),
+                "per_minute": given["per_minute"],
+                "queue": given["queue"] or None,
+            }
+        )
+
+
+class JobAdmin(ReadOnlyAdmin):
+    """What jobs and dead letters have in common."""
+
+    change_list_template = "admin/django_pgjobs/jobs.html"
+    change_form_template = "admin/django_pgjobs/job.html"
+    fields = ()
+    search_fields = ("id", "job_name")  # shows the box; get_search_results does the searching
+    search_help_text = "An id, or the whole name of a job function."
+    actions: Sequence[Any] = (retry_jobs, retry_jobs_otherwise, discard_jobs)
+    acts: Sequence[Act] = (RETRY,)  # that are done at once, by a button on the page of a job
+    acts_on_all: Sequence[Act] = (RETRY, DISCARD)  # that have a page of their own
+    only_status: Status | None = None
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        large = ("payload", "result", "errors", "metadata", "last_error")
+        return super().get_queryset(request).defer(*large)
+
+    def narrowing(self, request: HttpRequest) -> Narrowing:
+        return Narrowing.of(request, self.only_status)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return JobList
+
+    def get_sortable_by(self, request: HttpRequest) -> list[Any]:
+        names = {"id": "id", "updated_at": "updated"}
+        sortable = self.narrowing(request).sortable
+        return [names[sortable]] if sortable else []
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        narrowing = self.narrowing(request)
+        if narrowing.id is not None:
+            queryset = queryset.filter(pk=narrowing.id)
+        elif narrowing.search:
+            queryset = queryset.filter(job_name=narrowing.search)
+        if narrowing.needs_window:
+            newest = BackgroundJob.objects.using(config().DATABASE).order_by("-id").values_list("id").first()
+            queryset = queryset.filter(pk__gt=(newest[0] if newest else 0) - WINDOW)
+        return queryset, False
+
+    # Permissions
+
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("django_pgjobs.retry_job")
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("django_pgjobs.discard_job")
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("django_pgjobs.cancel_job")
+
+    def may(self, act: Act, request: HttpRequest) -> bool:
+        return bool(getattr(self, f"has_{act.name}_permission")(request))
+
+    # Acts
+
+    def act_on(self, act: Act, request: HttpRequest, ids: Sequence[int]) -> None:
+        """Act on jobs, and say what became of them."""
+        only = None if self.only_status is None else {self.only_status}
+        self.tell(request, act, perform(act, ids, Person.of(request.user), statuses=only))
+
+    def tell(self, request: HttpRequest, act: Act, done: operations.Done) -> None:
+        refused = "" if self.only_status is None else f"no longer {self.only_status}"
+        level = messages.SUCCESS if done.is_all else messages.WARNING
+        self.message_user(request, done.told(act, refused), level)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        selected = request.POST.getlist(ACTION_CHECKBOX_NAME)
+        if any(job_id(id) is None for id in selected):
+            self.message_user(request, "The selection has something that is no id of a job.", messages.ERROR)
+            return HttpResponseRedirect(request.get_full_path())
+        return super().changelist_view(request, extra_context)
+
+    def url(self, name: str, *args: Any) -> str:
+        """The address of one of its pages."""
+        full = f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}"
+        return reverse(full, args=args, current_app=self.admin_site.name)
+
+    def get_urls(self) -> list[Any]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        on_all = [
+            path(
+                f"act/{act.name}/",
+                self.admin_site.admin_view(partial(self.act_on_all_view, act=act)),
+                name=f"{name}_act_{act.name}",
+            )
+            for act in self.acts_on_all
+        ]
+        on_one = [
+            path(
+                f"<str:object_id>/{act.name}/",
+                self.admin_site.admin_view(require_POST(partial(self.act_view, act=act))),
+                name=f"{name}_{act.name}",
+            )
+            for act in self.acts
+        ]
+        return [*on_all, *on_one, *super().get_urls()]
+
+    def act_view(self, request: HttpRequest, object_id: str, *, act: Act) -> HttpResponse:
+        """Act on one job, by a button on its page."""
+        if not (self.may(act, request) and self.has_view_permission(request)):
+            raise PermissionDenied
+        id = job_id(object_id)
+        if id is None:
+            raise Http404
+        self.act_on(act, request, [id])
+        if self.get_object(request, object_id) is not None:
+            return HttpResponseRedirect(self.url("change", id))
+        return HttpResponseRedirect(self.url("changelist"))
+
+    # Acts on all that match
+
+    def filter_of(self, request: HttpRequest) -> Filter:
+        """What an act on all that match is about: what is selected, or what the list is narrowed down to.
+
+        Raises ValueError for what cannot be looked for.
+        """
+        narrowing = self.narrowing(request)
+        status = Status.CANCELLED if narrowing.status is Status.CANCELLED else Status.FAILED
+        if "ids" in request.GET:
+            return Filter(status=status, ids=ids_of(request) or (0,))
+        return Filter(
+            status=status,
+            queue=narrowing.queue or None,
+            ids=() if narrowing.id is None else (narrowing.id,),
+            job=narrowing.search if narrowing.search and narrowing.id is None else None,
+        )
+
+    def ask(self, act: Act, request: HttpRequest) -> HttpResponse:
+        """Lead on to the page of an act on what is selected, or on all that match."""
+        given = {name: request.GET.getlist(name) for name in request.GET if name not in ("p", "o", "e")}
+        if not _is_across(request):
+            given["ids"] = [",".join(map(str, _selected(request)))]
+        query = urlencode(given, doseq=True)
+        return HttpResponseRedirect(f"{self.url(f'act_{act.name}')}?{query}")
+
+    def act_on_all_view(self, request: HttpRequest, *, act: Act) -> HttpResponse:
+        """Say what an act is about, ask how and why, and do it."""
+        if not (self.may(act, request) and self.has_view_permission(request)):
+            raise PermissionDenied
+        try:
+            filter = self.filter_of(request)
+        except ValueError as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return HttpResponseRedirect(self.url("changelist"))
+        form_class = RetryForm if act is RETRY else ActForm
+        if request.method == "POST":
+            form = form_class(act, request.POST)
+            if form.is_valid():
+                return self._act_on_all(request, act, filter, form)
+        else:
+            form = form_class(act, initial={"until": store.now(config().DATABASE).isoformat()})
+        return self._patiently(request, partial(self._act_page, request, act, filter, form))
+
+    def _act_page(self, request: HttpRequest, act: Act, filter: Filter, form: ActForm) -> HttpResponse:
+        found = operations.preview(filter)
+        with store.own_transaction(config().DATABASE) as cursor:
+            groups = store.groups(
+                cursor,
+                filter.status,
+                filter.criteria(),
+                limit=operations.MOST_COUNTED,
+                most=SHOWN_GROUPS,
+            )
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"{act.name.capitalize()} {found}",
+            "opts": self.opts,
+            "list_url": self.url("changelist"),
+            "list_name": str(self.opts.verbose_name_plural).capitalize(),
+            "act": act.name.capitalize(),
+            "found": found,
+            "words": str(filter),
+            "groups": groups,
+            "more_groups": groups[0].groups - len(groups) if groups else 0,
+            "in_background": not found.is_exact or found.number > FEW,
+            "form": form,
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_pgjobs/act.html", context)
+
+    def _act_on_all(self, request: HttpRequest, act: Act, filter: Filter, form: ActForm) -> HttpResponse:
+        person, reason, manner = Person.of(request.user), form.cleaned_data["reason"], form.manner
+        until = form.cleaned_data["until"]
+        if filter.ids:
+            done = perform(
+                act,
+                filter.ids,
+                person,
+                reason=reason,
+                manner=manner,
+                statuses={filter.status},
+                until=until,
+            )
+            self.tell(request, act, done)
+            return HttpResponseRedirect(self.url("changelist"))
+        operation = operations.begin(act, filter, person, reason=reason, manner=manner, at=until)
+        if operation.expected is None or operation.expected > FEW or manner.per_minute:
+            operations.hand_over(operation)
+        else:
+            for _ in operations.steps(operation.pk):
+                pass
+            operation.refresh_from_db()
+        return self._show(request, operation)
+
+    def _show(self, request: HttpRequest, operation: BackgroundOperation) -> HttpResponse:
+        """Lead on to an operation, where it goes on and this person may see it; else say what it has done."""
+        is_finished = operation.state == operations.FINISHED
+        may_see = request.user.has_perm("django_pgjobs.view_backgroundoperation")
+        if is_finished or not (may_see and self.admin_site.is_registered(BackgroundOperation)):
+            told = operations.told(operation) if is_finished else f"{operation} goes on in the background."
+            self.message_user(request, told, messages.SUCCESS)
+            return HttpResponseRedirect(self.url("changelist"))
+        url = "admin:django_pgjobs_backgroundoperation_change"
+        return HttpResponseRedirect(reverse(url, args=[operation.pk], current_app=self.admin_site.name))
+
+    # The page of a job
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> HttpResponse:
+        status = Status(obj.status)
+        context |= {
+            "subtitle": None,
+            "title": f"{str(self.opts.verbose_name).capitalize()} {obj.pk}",
+            "page": JobPage(obj),
+            "tools_in_content": django.VERSION < (6, 1),  # later ones show them outside of it
+            "acts": [
+                {
+                    "label": act.name.capitalize(),
+                    "url": self.url(act.name, obj.pk),
+                    "css": f"pgjobs-{act.name}",
+                }
+                for act in self.acts
+                if status in act.statuses and self.may(act, request)
+            ],
+            "questions": [
+                {
+                    "label": _QUESTIONS[act.name],
+                    "url": f"{self.url(f'act_{act.name}')}?{urlencode({'ids': obj.pk, 'status': status})}",
+                }
+                for act in self.acts_on_all
+                if status in act.statuses and self.may(act, request)
+            ],
+        }
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
+    # Columns
+
+    @admin.display(description="job", ordering="job_name")
+    def name(self, job: BackgroundJob) -> SafeString:
+        return breakable(job.job_name)
+
+    @admin.display(description="queue")
+    def queue(self, job: BackgroundJob) -> str:
+        return job.queue_name
+
+    @admin.display(description="status")
+    def status_badge(self, job: BackgroundJob) -> SafeString:
+        return badge(job.status)
+
+    @admin.display(description="attempts")
+    def attempts_made(self, job: BackgroundJob) -> str:
+        return f"{job.attempts} of {job.max_attempts}"
+
+    @admin.display(description="run at")
+    def due(self, job: BackgroundJob) -> SafeString:
+        return ago(job.run_at)
+
+    @admin.display(description="updated", ordering="updated_at")
+    def updated(self, job: BackgroundJob) -> SafeString:
+        return ago(job.updated_at)
+
+
+@admin.register(BackgroundJob)
+class BackgroundJobAdmin(JobAdmin):
+    list_display = ("id", "name", "queue", "status_badge", "attempts_made", "due", "updated")
+    list_display_links = ("id", "name")
+    list_filter = (StatusFilter, QueueFilter)
+    actions = (retry_jobs, retry_jobs_otherwise, discard_jobs, cancel_jobs)
+    acts = (RETRY, CANCEL)
