@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.database import choose
 
 pytestmark = pytest.mark.processes
 
-TINY = ["--jobs", "100", "--samples", "4", "--seconds", "0.2"]
+TINY = ["--jobs=100", "--samples=4", "--seconds=0.2", "--backlog=200", "--history=200", "--minutes=0.05"]
 
 
 def benchmarks(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -61,6 +62,15 @@ def test_the_report_has_all_figures(quick: tuple[Path, str]) -> None:
         for figure in scenario["runs"][0]:
             rows = [row for row in quick[1].splitlines() if row.startswith(f"| {figure['name']} |")]
             assert any(figure["unit"] in row for row in rows)
+
+
+def test_what_takes_long_is_measured_when_it_is_named() -> None:
+    names = ["pinned-paced", "memory"]
+
+    ran = benchmarks("--runs", "1", "--only", *names)
+
+    assert ran.returncode == 0, ran.stderr
+    assert re.findall("^### (.*)$", ran.stdout, re.MULTILINE) == [SCENARIOS[name].title for name in names]
 
 
 def test_what_a_file_has_is_not_measured_again(quick: tuple[Path, str]) -> None:

@@ -39,7 +39,9 @@ def main() -> None:
     if missing:
         # Run by run, so that a busy minute of the machine does not hit all runs of one scenario.
         with tempfile.TemporaryDirectory() as directory:
-            bench = Bench(server_url(), Path(directory), arguments.worker)
+            bench = Bench(
+                server_url(), Path(directory), processes=arguments.processes, threads=arguments.threads
+            )
             try:
                 results.about = about(bench)
                 for run, name in missing:
@@ -114,7 +116,6 @@ def parse() -> argparse.Namespace:
     leg = Sizes.of_quick_leg() if arguments.quick else Sizes()
     arguments.sizes = replace(leg, **{name: value for name, value in given.items() if value is not None})
     arguments.runs = arguments.runs or (1 if arguments.quick else 3)
-    arguments.worker = ["--processes", str(arguments.processes), "--threads", str(arguments.threads)]
     return arguments
 
 

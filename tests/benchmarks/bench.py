@@ -21,6 +21,8 @@ from tests.workers import Worker, until
 
 from .measure import Meter
 
+ASYNC_SLOTS = 20  # of each executor process
+
 PATIENCE = 60.0  # seconds in which at least one job is completed
 
 FILL = """
@@ -32,14 +34,26 @@ SELECT (%(queues)s::text[])[1 + number %% cardinality(%(queues)s::text[])], %(jo
   FROM generate_series(1, %(count)s) AS number
 """
 
-# Seconds from the first claim to the last completion, of the %(jobs)s jobs that were completed first.
+# How many jobs have been completed at their first attempt since then.
+COMPLETED = """
+SELECT count(*)
+  FROM background_jobs
+ WHERE status = 'completed'
+   AND updated_at >= %(since)s
+   AND attempts = 1
+"""
+
+# Seconds from the first claim of any job until so many of them were completed.
 STRETCH = """
-SELECT EXTRACT(EPOCH FROM max(done.updated_at) - min(done.attempted_at))::float8
-  FROM (SELECT job.updated_at, job.attempted_at
-          FROM background_jobs AS job
-         WHERE job.status = 'completed'
-           AND job.attempts = 1
-         ORDER BY job.updated_at
+SELECT EXTRACT(EPOCH FROM max(done.updated_at) - (SELECT min(started_at)
+                                                 FROM background_jobs
+                                                WHERE started_at >= %(since)s))::float8
+  FROM (SELECT updated_at
+          FROM background_jobs
+         WHERE status = 'completed'
+           AND updated_at >= %(since)s
+           AND attempts = 1
+         ORDER BY updated_at
          LIMIT %(jobs)s) AS done
 """
 
@@ -58,15 +72,16 @@ SELECT NOT EXISTS (SELECT FROM background_jobs WHERE status = 'queued')
 # What jobs that return when they started have returned.
 MOMENTS = "SELECT id, result::float8 FROM background_jobs WHERE status = 'completed'"
 
-COMPLETED = "SELECT count(*) FROM background_jobs WHERE status = 'completed' AND attempts = 1"
-
 
 class Bench:
     """A database of its own on the given server, whose owner may make databases. Closing drops it."""
 
-    def __init__(self, server: str, directory: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, server: str, directory: Path, *, processes: int, threads: int) -> None:
         self.directory = directory
-        self.options = options  # of all worker hosts
+        # Of each worker host.
+        self.threads = processes * threads
+        self.async_slots = processes * ASYNC_SLOTS
+        self.options = [f"--processes={processes}", f"--threads={threads}", f"--async-slots={ASYNC_SLOTS}"]
         self.databases: list[str] = []
         self._server = server
         self.url = self.make_database("pgjobs")
@@ -155,6 +170,14 @@ class Bench:
         finally:
             self.connection.execute("ALTER TABLE background_jobs ENABLE TRIGGER USER")
 
+    @contextmanager
+    def old_snapshot(self) -> Iterator[None]:
+        """Hold a snapshot, as a long report or a forgotten session does: no dead row can be removed."""
+        with psycopg.connect(self.url) as connection:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            connection.execute("SELECT FROM background_jobs LIMIT 1")
+            yield
+
     # ── Workers ───────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
@@ -197,6 +220,7 @@ class Bench:
 
         Returns how many there were in a second, and what a thousand of them cost.
         """
+        since = self.value("SELECT statement_timestamp()")
         meter, began = Meter(self.connection, pids), time.monotonic()
         completed, progressed = 0, began
         self.resume()
@@ -204,12 +228,12 @@ class Bench:
             time.sleep(
                 max((time.monotonic() - began) / 20, 0.02)
             )  # a count costs the more, the more there are
-            before, completed = completed, self.value(COMPLETED)
+            before, completed = completed, self.value(COMPLETED, since=since)
             progressed = time.monotonic() if completed > before else progressed
             if time.monotonic() - progressed > PATIENCE:
                 raise RuntimeError(f"Only {completed:,} of {jobs:,} jobs were completed, and then no more.")
         cost = meter.read()
-        seconds = self.value(STRETCH, jobs=jobs)
+        seconds = self.value(STRETCH, jobs=jobs, since=since)
         return jobs / max(seconds, 1e-6), cost.each(completed)
 
 

@@ -38,6 +38,9 @@ UPDATE background_jobs
 """
 
 
+READ = "SELECT id, balance FROM benchmarks_account WHERE id = %s"
+WRITE = "UPDATE benchmarks_account SET balance = %s WHERE id = %s"
+
 INSERT = """
 INSERT INTO background_jobs (queue_name, job_name, payload)
 VALUES (%s, %s, %s::jsonb)
@@ -69,6 +72,22 @@ def drain(url: str, batch: int, queue: str = "default") -> Generator[None, None,
         yield
         jobs, began = 0, time.monotonic()
         while claimed := connection.execute(CLAIM, (queue, batch)).fetchall():
+            connection.execute(COMPLETE, ([row[0] for row in claimed],))
+            jobs += len(claimed)
+        return Done(jobs, began, time.monotonic())
+
+
+def use_accounts(url: str, batch: int) -> Generator[None, None, Done]:
+    """The same, with one read and one write for each job."""
+    with connect(url) as connection:
+        yield
+        jobs, began = 0, time.monotonic()
+        while claimed := connection.execute(CLAIM, ("default", batch)).fetchall():
+            for _, _, payload in claimed:
+                [number] = payload["args"]
+                row = connection.execute(READ, (number % 1000 + 1,)).fetchone()
+                assert row is not None
+                connection.execute(WRITE, (row[1] + 1, row[0]))
             connection.execute(COMPLETE, ([row[0] for row in claimed],))
             jobs += len(claimed)
         return Done(jobs, began, time.monotonic())

@@ -6,19 +6,22 @@ import math
 import random
 import re
 import shutil
+import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from example_project import embedded_postgres
 
-from . import clients, floor
+from . import clients, floor, measure
 from .bench import Bench
 from .clients import Clients
 from .measure import Cost, Figure, Meter, percentile
+from .watch import TENTHS, Watch
 
 
 def size(default: Any, help: str) -> Any:
@@ -31,6 +34,9 @@ class Sizes:
 
     quick: bool = False
     jobs: int = size(50_000, "Jobs in a queue that is drained.")
+    backlog: int = size(1_000_000, "Jobs that wait beside those of a drain.")
+    history: int = size(2_000_000, "Finished jobs beside those of a drain.")
+    minutes: float = size(10.0, "Length of `pinned`, twice; `soak` takes three times as long.")
     samples: int = size(300, "Jobs that are picked up from idle.")
     seconds: float = size(20.0, "Length of what takes as long as it is told to.")
 
@@ -72,26 +78,55 @@ BEST = ("bare, batches of 100", "bare, batches of 1,000")
 
 @scenario("drain", "A full queue of no-op jobs, drained by one host", QUICK)
 def drain(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
-    yield bare_drain(bench, "bare, batches of 100", sizes.jobs, 100)
-    yield our_drain(bench, "ours, sync", sizes.jobs, "nothing", floor=BEST)
-    yield bare_drain(bench, "bare, batches of 1,000", sizes.jobs, 1000)
-    yield our_drain(bench, "ours, async", sizes.jobs, "nothing_async", floor=BEST)
-    yield bare_drain(bench, "bare, one by one", sizes.jobs // 25, 1)
+    yield bare_drain(bench, "bare, batches of 100", sizes.jobs, batch=100)
+    yield our_drain(bench, "ours, sync", sizes.jobs, "nothing", beside=BEST)
+    yield bare_drain(bench, "bare, batches of 1,000", sizes.jobs, batch=1000)
+    yield our_drain(bench, "ours, async", sizes.jobs, "nothing_async", beside=BEST)
+    yield bare_drain(bench, "bare, one by one", sizes.jobs // 25, batch=1)
 
 
-@scenario("two-hosts", "The same with two hosts, beside two connections")
+@scenario("two-hosts", "A full queue of no-op jobs, drained by two hosts, beside two connections")
 def two_hosts(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
-    yield bare_drain(bench, "bare, batches of 100", sizes.jobs, 100, connections=2)
-    yield our_drain(bench, "ours, sync", sizes.jobs, "nothing", floor=BEST, hosts=2)
-    yield bare_drain(bench, "bare, batches of 1,000", sizes.jobs, 1000, connections=2)
-    yield our_drain(bench, "ours, async", sizes.jobs, "nothing_async", floor=BEST, hosts=2)
+    yield bare_drain(bench, "bare, batches of 100", sizes.jobs, batch=100, connections=2)
+    yield our_drain(bench, "ours, sync", sizes.jobs, "nothing", beside=BEST, hosts=2)
+    yield bare_drain(bench, "bare, batches of 1,000", sizes.jobs, batch=1000, connections=2)
+    yield our_drain(bench, "ours, async", sizes.jobs, "nothing_async", beside=BEST, hosts=2)
 
 
-def bare_drain(bench: Bench, name: str, jobs: int, batch: int, *, connections: int = 1) -> Figure:
+@scenario(
+    "orm", "Jobs with one read and one write by the ORM, beside as many connections as there are threads"
+)
+def orm(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    jobs = sizes.jobs // 10
+    name = "bare, batches of 10"
+    yield bare_drain(bench, name, jobs, floor.use_accounts, batch=10, connections=bench.threads)
+    yield our_drain(bench, "ours", jobs, "account", beside=(name,))
+
+
+@scenario("sleep", "Jobs that sleep, beside what as many slots could do at most")
+def sleep(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    for milliseconds in (5, 50):
+        for kind, slots in (("sync", bench.threads), ("async", bench.async_slots)):
+            ideal = Figure(f"{slots} slots of {milliseconds} ms", slots * 1000 / milliseconds, "jobs/s")
+            yield ideal
+            jobs = max(round(ideal.value * sizes.seconds / 4), slots)
+            job = f"sleep_{milliseconds}" + ("_async" if kind == "async" else "")
+            yield our_drain(bench, f"ours, {milliseconds} ms, {kind}", jobs, job, beside=(ideal.name,))
+
+
+def bare_drain(
+    bench: Bench,
+    name: str,
+    jobs: int,
+    work: clients.Work = floor.drain,
+    *,
+    batch: int,
+    connections: int = 1,
+) -> Figure:
     bench.clear()
     bench.fill(jobs)
     bench.settle_down()
-    with Clients(connections, floor.drain, bench.url, batch) as draining:
+    with Clients(connections, work, bench.url, batch) as draining:
         meter = Meter(bench.connection, draining.pids)
         done = draining.run()
         cost = meter.read()
@@ -103,15 +138,81 @@ def bare_drain(bench: Bench, name: str, jobs: int, batch: int, *, connections: i
 
 
 def our_drain(
-    bench: Bench, name: str, jobs: int, job: str, *, floor: tuple[str, ...] = (), hosts: int = 1
+    bench: Bench,
+    name: str,
+    jobs: int,
+    job: str = "nothing",
+    *,
+    beside: tuple[str, ...] = (),
+    hosts: int = 1,
+    around: Callable[[], None] = lambda: None,
+    queues: tuple[str, ...] = ("default",),
 ) -> Figure:
+    """Drain so many jobs; `around` puts in what else there is in the table, ahead of them."""
     bench.clear()
-    bench.pause("default")
-    bench.fill(jobs, job)
+    bench.pause(*queues)
+    around()
+    bench.fill(jobs, job, queues=queues)
     bench.settle_down()
     with bench.hosts(hosts) as running:
         rate, cost = bench.drain(jobs, [host.pid for host in running])
-    return Figure(name, rate, "jobs/s", floor, cost)
+    return Figure(name, rate, "jobs/s", beside, cost)
+
+
+# ── What else is in the table ─────────────────────────────────────────────────────────────────────────────
+
+
+def beside_empty(
+    bench: Bench,
+    sizes: Sizes,
+    what: str,
+    around: Callable[[], None] = lambda: None,
+    queues: tuple[str, ...] = ("default",),
+) -> Iterator[Figure]:
+    """A drain with something around it, beside one with nothing."""
+    yield bare_drain(bench, "bare, nothing else, batches of 1,000", sizes.jobs, batch=1000)
+    yield our_drain(bench, "ours, nothing else", sizes.jobs, beside=("bare, nothing else, batches of 1,000",))
+    yield our_drain(bench, what, sizes.jobs, beside=("ours, nothing else",), around=around, queues=queues)
+
+
+@scenario("backlog", "A drain of the first jobs of many more")
+def backlog(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    def around() -> None:
+        bench.fill(sizes.backlog, delay=-1)
+
+    yield from beside_empty(bench, sizes, f"ours, the first of {sizes.backlog:,} more", around)
+
+
+@scenario("tomorrow", "A drain beside jobs that are due tomorrow and have a higher priority")
+def tomorrow(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    def around() -> None:
+        bench.fill(sizes.backlog, priority=10, delay=20 * 3600)
+
+    yield from beside_empty(bench, sizes, f"ours, {sizes.backlog:,} are due tomorrow", around)
+
+
+@scenario("queues", "A drain of 30 queues", QUICK)
+def queues(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    names = tuple(f"queue-{number:02}" for number in range(30))
+    yield from beside_empty(bench, sizes, "ours, 30 queues", queues=names)
+
+
+@scenario("unknown", "A drain behind jobs with names that no worker knows")
+def unknown(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    count = min(30_000, sizes.backlog)
+
+    def around() -> None:
+        bench.fill(count, "unknown", delay=-1)
+
+    yield from beside_empty(bench, sizes, f"ours, behind {count:,} unknown ones", around)
+
+
+@scenario("history", "A drain beside many finished jobs", LONG)
+def history(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    def around() -> None:
+        bench.fill(sizes.history, status="completed")
+
+    yield from beside_empty(bench, sizes, f"ours, {sizes.history:,} are finished", around)
 
 
 # ── Waiting for jobs ──────────────────────────────────────────────────────────────────────────────────────
@@ -142,7 +243,7 @@ def trickle(bench: Bench, samples: int) -> dict[int, float]:
     """Enqueue one job at a time, with pauses in which workers fall asleep. Returns when each was sent."""
     for _ in range(WARM_UP):
         floor.insert(bench.connection, "moment")
-        time.sleep(0.1)
+        time.sleep(0.05)
     sent = {}
     for _ in range(max(samples, 1)):
         time.sleep(random.uniform(0.05, 0.15))
@@ -273,3 +374,161 @@ def pgbench() -> str:
     if path is None:
         raise RuntimeError("The scenario `clients` needs pgbench, which is not in the PATH.")
     return path
+
+
+# ── As time goes by ───────────────────────────────────────────────────────────────────────────────────────
+
+DEPTH = 60_000  # jobs that wait, where the queue never gets empty
+
+
+@scenario("pinned", "A queue that never gets empty, while somebody holds an old snapshot", LONG)
+def pinned(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    seconds = sizes.minutes * 60
+    bench.clear()
+    bench.fill(DEPTH)
+    bench.settle_down()
+    with bench.old_snapshot(), Clients(1, floor.drain, bench.url, 1000) as draining:
+        draining.go()
+        watch = keep_filled(bench, seconds / TENTHS)
+        draining.results()
+    bare = watch.rate("bare, batches of 1,000, first tenth", 0)
+    yield bare
+    bench.clear()
+    bench.fill(DEPTH)
+    bench.settle_down()
+    with bench.hosts() as running, bench.old_snapshot():
+        meter = Meter(bench.connection, [host.pid for host in running])
+        watch = keep_filled(bench, seconds)
+        cost = meter.read().each(watch.completed)
+    yield watch.rate("ours, first tenth", 0, floor=(bare.name,), series=True, details=cost)
+    yield watch.rate("ours, last tenth", TENTHS - 1, floor=("ours, first tenth",))
+
+
+def keep_filled(bench: Bench, seconds: float) -> Watch:
+    """Watch the table for so long, and refill the queue whenever fewer jobs wait than at the beginning."""
+    watch = Watch(bench.connection, seconds)
+    added = 0
+    while watch.goes_on():
+        if added < watch.look():
+            bench.fill(DEPTH // 3)
+            added += DEPTH // 3
+    return watch
+
+
+@scenario("pinned-paced", "500 jobs/s, while somebody holds an old snapshot", LONG)
+def pinned_paced(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    bench.clear()
+    with bench.hosts() as running, bench.old_snapshot():
+        watch, cost = paced(bench, sizes.minutes * 60, [host.pid for host in running])
+    yield from watch.pickups("ours", cost)
+
+
+@scenario("soak", "500 jobs/s for a long time, with what is completed pruned", LONG)
+def soak(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    seconds = sizes.minutes * 60 * 3
+    bench.clear()
+    with bench.hosts(settings={"COMPLETED_RETENTION": max(seconds / TENTHS, 10)}) as running:
+        watch, cost = paced(bench, seconds, [host.pid for host in running])
+    yield from watch.pickups("ours", cost)
+    yield from watch.sizes()
+
+
+def paced(bench: Bench, seconds: float, pids: list[int]) -> tuple[Watch, dict[str, float]]:
+    """Watch the table while clients enqueue 500 jobs in a second."""
+    with Clients(2, floor.offer, bench.url, "moment", 250, seconds) as offering:
+        meter = Meter(bench.connection, pids)
+        offering.go()
+        watch = Watch(bench.connection, seconds)
+        while watch.goes_on():
+            watch.look()
+        cost = meter.read()
+        for sent in offering.results():
+            watch.sent |= sent
+        bench.until_empty()
+        watch.finish()
+    return watch, cost.each(watch.completed)
+
+
+# ── One host by itself ────────────────────────────────────────────────────────────────────────────────────
+
+
+@scenario("idle", "What a host does while there is nothing to do")
+def idle(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    bench.clear()
+    with bench.hosts() as running:
+        time.sleep(min(sizes.seconds / 2, 5))
+        meter = Meter(bench.connection, [host.pid for host in running])
+        before = bench.value(TRANSACTIONS)
+        time.sleep(sizes.seconds)
+        transactions, cost = bench.value(TRANSACTIONS) - before - 1, meter.read()
+    yield Figure("transactions", max(transactions, 0) / sizes.seconds, "in a second")
+    yield Figure("processor time of the host", cost.worker / sizes.seconds * 100, "% of a core")
+    yield Figure("processor time of the server", cost.server / sizes.seconds * 100, "% of a core")
+
+
+# Of all sessions, the own one included; each reports them at most ten seconds late.
+TRANSACTIONS = """
+SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()
+"""
+
+BARE_DJANGO = """
+import sys, time, django
+django.setup()
+from django.db import connection
+connection.ensure_connection()
+print(time.monotonic(), flush=True)
+sys.stdin.read()
+"""
+
+
+@scenario("start", "From the start of a process to the first line of a job that waits")
+def start(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    bare, ours = [], []
+    for _ in range(max(sizes.samples // 60, 1)):
+        with bare_django() as (_, seconds):
+            bare.append(seconds)
+        bench.clear()
+        id, began = floor.insert(bench.connection, "moment"), time.monotonic()
+        with bench.hosts():
+            bench.until_empty()
+            ours.append(bench.moments()[id] - began)
+    yield Figure("bare Django process, until it is connected", statistics.median(bare), "s")
+    yield Figure("ours", statistics.median(ours), "s", ("bare Django process, until it is connected",))
+
+
+@scenario("memory", "Memory of a host")
+def memory(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    with bare_django() as (pid, _):
+        bare = measure.memory(pid)
+    yield Figure("bare Django process", bare["rss"], "MB")
+    bench.clear()
+    with bench.hosts() as [host]:
+        bench.fill(sizes.backlog // 10)
+        bench.drain(sizes.backlog // 10, [host.pid])
+        before = executors(host.pid)
+        bench.fill(sizes.backlog)
+        bench.drain(sizes.backlog, [host.pid])
+        after = executors(host.pid)
+        supervisor = measure.memory(host.pid)
+    grown = [after[pid]["own"] - before[pid]["own"] for pid in before if pid in after]
+    yield Figure("supervisor", supervisor["rss"], "MB", ("bare Django process",))
+    yield Figure("supervisor, above a bare Django process", supervisor["rss"] - bare["rss"], "MB")
+    yield Figure("largest child, not shared", max(each["own"] for each in after.values()), "MB")
+    yield Figure(f"most that a child grew over {sizes.backlog:,} jobs", max(grown), "MB")
+
+
+def executors(pid: int) -> dict[int, dict[str, float]]:
+    """The memory of each process below a supervisor."""
+    family = measure.below([pid], measure.processes())
+    return {process.pid: measure.memory(process.pid) for process in family if process.pid != pid}
+
+
+@contextmanager
+def bare_django() -> Iterator[tuple[int, float]]:
+    """Run a process that has set up Django and connected. Gives its pid, and how many seconds that took."""
+    began = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-c", BARE_DJANGO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield process.pid, float(process.stdout.readline()) - began
