@@ -6,6 +6,7 @@ import argparse
 import atexit
 import os
 import platform
+import signal
 import sys
 import tempfile
 from dataclasses import asdict, fields, replace
@@ -15,7 +16,7 @@ from pathlib import Path
 from django_pgjobs.conf import DEFAULT_THREADS, default_processes
 from example_project import embedded_postgres
 
-from . import report
+from . import peers, report
 from .bench import Bench
 from .measure import Figure
 from .report import Results
@@ -24,8 +25,10 @@ from .scenarios import SCENARIOS, Sizes
 
 def main() -> None:
     arguments = parse()
-    leg = "quick" if arguments.quick else "default"
-    names = arguments.only or [name for name, scenario in SCENARIOS.items() if leg in scenario.legs]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing that was started stays behind
+    installed = {} if arguments.no_peers else peers.found(arguments.peers)
+    legs = {"quick"} if arguments.quick else {"default", "peers"} if installed else {"default"}
+    names = arguments.only or [name for name, each in SCENARIOS.items() if legs & set(each.legs)]
     results = Results(arguments.json)
     try:
         for name in names:
@@ -40,7 +43,11 @@ def main() -> None:
         # Run by run, so that a busy minute of the machine does not hit all runs of one scenario.
         with tempfile.TemporaryDirectory() as directory:
             bench = Bench(
-                server_url(), Path(directory), processes=arguments.processes, threads=arguments.threads
+                server_url(),
+                Path(directory),
+                installed,
+                processes=arguments.processes,
+                threads=arguments.threads,
             )
             try:
                 results.about = about(bench)
@@ -107,6 +114,10 @@ def parse() -> argparse.Namespace:
         help="Executor processes of each worker host (here by default: %(default)s).")  # fmt: skip
     add("--threads", type=int, default=DEFAULT_THREADS, metavar="T",
         help="Threads of each of them (default: %(default)s).")  # fmt: skip
+    add("--peers", type=Path, default=Path(".venv-peers"), metavar="DIRECTORY",
+        help="Where other queues have a virtual environment each, named like them: "
+        f"{', '.join(peers.PEERS)}. Default: %(default)s.")  # fmt: skip
+    add("--no-peers", action="store_true", help="Leave other queues out.")
     sizes = parser.add_argument_group("sizes", "By default those of the leg.")
     options = [size for size in fields(Sizes) if size.metadata]
     for size in options:

@@ -76,9 +76,13 @@ MOMENTS = "SELECT id, result::float8 FROM background_jobs WHERE status = 'comple
 class Bench:
     """A database of its own on the given server, whose owner may make databases. Closing drops it."""
 
-    def __init__(self, server: str, directory: Path, *, processes: int, threads: int) -> None:
+    def __init__(
+        self, server: str, directory: Path, peers: dict[str, Path], *, processes: int, threads: int
+    ) -> None:
         self.directory = directory
+        self.peers = peers  # the interpreter of each
         # Of each worker host.
+        self.processes = processes
         self.threads = processes * threads
         self.async_slots = processes * ASYNC_SLOTS
         self.options = [f"--processes={processes}", f"--threads={threads}", f"--async-slots={ASYNC_SLOTS}"]

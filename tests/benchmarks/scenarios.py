@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from example_project import embedded_postgres
 
-from . import clients, floor, measure
+from . import clients, floor, measure, peers
 from .bench import Bench
 from .clients import Clients
 from .measure import Cost, Figure, Meter, percentile
@@ -54,6 +55,7 @@ class Scenario(NamedTuple):
 
 QUICK = ("quick", "default")
 DEFAULT = ("default",)
+PEERS = ("peers",)  # in the default leg, where there are any
 LONG = ()  # only when it is named
 
 WARM_UP = 5  # jobs that do not count, after a start
@@ -532,3 +534,53 @@ def bare_django() -> Iterator[tuple[int, float]]:
     ) as process:
         assert process.stdout is not None
         yield process.pid, float(process.stdout.readline()) - began
+
+
+# ── Peers ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@scenario("peers-drain", "A full queue of no-op jobs: other queues for Python", PEERS)
+def peers_drain(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    yield bare_drain(bench, "bare, batches of 100", sizes.jobs, batch=100)
+    yield bare_drain(bench, "bare, batches of 1,000", sizes.jobs, batch=1000)
+    ours = [
+        our_drain(bench, "ours, sync", sizes.jobs, "nothing", beside=BEST),
+        our_drain(bench, "ours, async", sizes.jobs, "nothing_async", beside=BEST),
+    ]
+    yield from ours
+    theirs = {}
+    for name, python in bench.peers.items():
+        peer = peers.PEERS[name]
+        for job in peer.jobs:
+            rate, cost = peers.Installed(bench, name, python).drain(max(sizes.jobs // peer.fewer, 2), job)
+            kind = "async" if job == "nothing_async" else "sync"
+            yield Figure(f"{name}, {kind}", rate, "jobs/s", BEST, cost)
+            theirs[name] = max(rate, theirs.get(name, 0))
+    best = max(figure.value for figure in ours)
+    plain = max(theirs[name] for name, _ in as_they_come(bench))
+    yield Figure("ours beside the best of them as they come", best / plain, "times")
+    yield Figure("ours beside the best of them", best / max(theirs.values()), "times")
+
+
+@scenario("peers-latency", "Pickup of a single job, workers idle: other queues for Python", PEERS)
+def peers_latency(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    yield from latency_idle(bench, sizes)
+    for name, python in as_they_come(bench):
+        waits = peers.Installed(bench, name, python).pickups(max(sizes.samples // 3, 1))
+        yield from percentiles(name, waits, floor="bare LISTEN and claim")
+
+
+@scenario("peers-enqueue", "Enqueueing by one client: other queues for Python", PEERS)
+def peers_enqueue(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    for figure in enqueue(bench, sizes):
+        if not figure.name.startswith("ten in a transaction"):
+            yield figure
+    floors = {"one by one": clients.BARE, "a thousand at once": clients.UNNEST}
+    for name, python in as_they_come(bench):
+        for kind, rate in peers.Installed(bench, name, python).enqueue(sizes.seconds / 4).items():
+            yield Figure(f"{kind}: {name}", rate, "jobs/s", (f"{kind}: {floors[kind]}",))
+
+
+def as_they_come(bench: Bench) -> Iterator[tuple[str, Path]]:
+    """The peers without those that are only told to claim larger batches."""
+    return ((name, python) for name, python in bench.peers.items() if not peers.PEERS[name].batch)
