@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 import pytest
 
@@ -64,13 +65,17 @@ def test_the_report_has_all_figures(quick: tuple[Path, str]) -> None:
             assert any(figure["unit"] in row for row in rows)
 
 
-def test_what_takes_long_is_measured_when_it_is_named() -> None:
+def test_what_takes_long_is_measured_when_it_is_named_and_drawn(tmp_path: Path) -> None:
     names = ["pinned-paced", "memory"]
 
-    ran = benchmarks("--runs", "1", "--only", *names)
+    ran = benchmarks("--runs", "1", "--plots", tmp_path, "--only", *names)
 
     assert ran.returncode == 0, ran.stderr
     assert re.findall("^### (.*)$", ran.stdout, re.MULTILINE) == [SCENARIOS[name].title for name in names]
+    plots = {path.name: ElementTree.parse(path).getroot() for path in tmp_path.iterdir()}
+    assert set(plots) == {"memory.svg", "pinned-paced.svg", "pinned-paced-over-time.svg"}
+    assert plots["memory.svg"].findall("{*}rect")
+    assert plots["pinned-paced-over-time.svg"].findall("{*}polyline")
 
 
 def test_what_a_file_has_is_not_measured_again(quick: tuple[Path, str]) -> None:

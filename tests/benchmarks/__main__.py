@@ -16,7 +16,7 @@ from pathlib import Path
 from django_pgjobs.conf import DEFAULT_THREADS, default_processes
 from example_project import embedded_postgres
 
-from . import peers, report
+from . import peers, plots, report
 from .bench import Bench
 from .measure import Figure
 from .report import Results
@@ -56,6 +56,8 @@ def main() -> None:
                     measure(bench, results, name, arguments.sizes)
             finally:
                 bench.close()
+    if arguments.plots:
+        plots.write(results, arguments.plots)
     sys.stdout.write(report.markdown(results))
 
 
@@ -110,6 +112,7 @@ def parse() -> argparse.Namespace:
     add("--runs", type=int, metavar="N", help="Runs of each scenario (default: 3, or 1 with --quick).")
     add("--json", type=Path, metavar="FILE",
         help="Write what has been measured there. What it has already is not measured again.")  # fmt: skip
+    add("--plots", type=Path, metavar="DIRECTORY", help="Draw what has been measured there, as SVG.")
     add("--processes", type=int, default=default_processes(), metavar="N",
         help="Executor processes of each worker host (here by default: %(default)s).")  # fmt: skip
     add("--threads", type=int, default=DEFAULT_THREADS, metavar="T",

@@ -123,7 +123,8 @@ def row(cells: Iterable[str]) -> str:
 
 
 def ratio(found: Summary) -> str:
-    return f"{found.median:.2f} ({found.lowest:.2f} to {found.highest:.2f})"
+    median, lowest, highest = (f"{value:.2f}" if value >= 0.1 else f"{value:.1g}" for value in found)
+    return f"{median} ({lowest} to {highest})"
 
 
 def number(value: float) -> str:

@@ -103,9 +103,10 @@ class Watch:
             raise RuntimeError(f"Of {len(self.sent):,} jobs, {missing:,} were not seen to be completed.")
         windows, tenths = self._waits(WINDOWS), self._waits(TENTHS)
         for percent in (50, 99):
+            seen = [(at, waits) for at, waits in zip(self._middles(WINDOWS), windows, strict=True) if waits]
             over_time = {
-                "seconds": self._middles(WINDOWS),
-                "ms": [percentile(window, percent) for window in windows],
+                "seconds": [at for at, _ in seen],
+                "ms": [percentile(waits, percent) for _, waits in seen],
             }
             first, last = percentile(tenths[0], percent), percentile(tenths[-1], percent)
             label = f"{name}, p{percent}"
