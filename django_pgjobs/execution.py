@@ -241,7 +241,7 @@ def _outcome_of(
     except BaseException as broken:
         # Described, since the log would ask for more attributes of exceptions that are not its own.
         problem = describe(broken, claim.job_name).traceback
-        logger.error("The rules of job %r failed; the default applies.\n%s", claim.job_name, problem)
+        logger.error("%s: its rules failed; the default applies.\n%s", claim, problem)
         return Failed(report)
 
 

@@ -99,9 +99,10 @@ def leave_no_transaction(claim: Claim, opened: Sequence[Any]) -> None:
             or _in_transaction(connection)
         ):
             logger.warning(
-                "Job %s (%s) left a transaction open on %r; the connection is closed and the transaction"
-                " rolled back.", claim.id, claim.job_name, connection.alias,
-            )  # fmt: skip
+                "%s: it left a transaction open on %r; that is rolled back, and the connection closed.",
+                claim,
+                connection.alias,
+            )
             _discard(connection)
 
 

@@ -507,7 +507,9 @@ class Supervisor:
         level = _LEVELS.get(verdict.event, logging.INFO)
         if verdict.event is not Event.RELEASE and logger.isEnabledFor(level):
             error = f" error={verdict.error.exception or verdict.error.message}" if verdict.error else ""
-            logger.log(level, "%s %s seconds=%.3f%s", held.claim, _told(verdict), held.duration, error)
+            fields = {"job_event": verdict.event.value, "job_seconds": round(held.duration, 3)}
+            text = "%s %s seconds=%.3f%s"
+            logger.log(level, text, held.claim, _told(verdict), held.duration, error, extra=fields)
 
     def _swept(self, settled: list[store.Settlement]) -> None:
         for claim, verdict in settled:

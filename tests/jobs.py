@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 
 from django_pgjobs import GiveUp, Retry, Snooze, job
 
+logger = logging.getLogger(__name__)
+
 
 @job
 def add(x: int, y: int) -> int:
     return x + y
+
+
+@job
+def say(text: str) -> None:
+    logger.info(text)
 
 
 @job

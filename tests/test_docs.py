@@ -13,6 +13,7 @@ import http.cookiejar
 import inspect
 import itertools
 import json
+import logging
 import os
 import re
 import signal
@@ -36,8 +37,8 @@ from django.core.management.base import BaseCommand
 from django.db import connection, connections
 
 import django_pgjobs
-from django_pgjobs import checks, conf, doctor, exceptions, jobs, payload, sql, testing
-from django_pgjobs.lifecycle import REFUNDED, TRANSITIONS, Status, default_backoff
+from django_pgjobs import checks, conf, doctor, exceptions, jobs, payload, sql, supervisor, testing
+from django_pgjobs.lifecycle import REFUNDED, TRANSITIONS, Event, Status, default_backoff
 from django_pgjobs.models import (
     BackgroundJob,
     BackgroundOperation,
@@ -46,8 +47,9 @@ from django_pgjobs.models import (
     BackgroundWorker,
 )
 from django_pgjobs.testing import drain
+from tests.jobs import say
 from tests.scratch import scratch_database
-from tests.workers import DEADLINE, descendants, until
+from tests.workers import DEADLINE, Workers, descendants, until
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -368,6 +370,66 @@ def test_every_finding_is_documented_with_its_severities() -> None:
         used[name] = {severity.lower() for severity in re.findall(r"Severity\.(\w+)", severities)}
     (rows,) = tables((REFERENCE / "findings.md").read_text())
     assert used == {code(row["finding"])[0]: set(row["severity"].split(", ")) for row in rows}
+
+
+# ── Logs ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+LOGS = REFERENCE / "logs.md"
+
+
+def log_of_a_job(workers: Workers, folder: Path, settings: Block) -> list[str]:
+    """What a worker writes that runs a job which logs "Sent.", with documented settings."""
+    for block in blocks(LOGS, "python"):
+        if block.instruction == "shop/json_log.py":
+            (folder / "shop").mkdir()
+            (folder / "shop" / "json_log.py").write_text(block.text)
+    (folder / "logging_settings.py").write_text(f"from tests.settings import *\n{settings.text}")
+    say.enqueue("Sent.")
+    worker = workers.start(
+        "--drain",
+        environment={"DJANGO_SETTINGS_MODULE": "logging_settings", "PYTHONPATH": f"{folder}:{ROOT}"},
+    )
+    assert worker.wait() == 0, worker.log.read_text()
+    return worker.log.read_text().splitlines()
+
+
+@pytest.mark.processes
+def test_logs_has_the_job_on_each_line_inside_it(workers: Workers, tmp_path: Path) -> None:
+    in_lines, _, _ = blocks(LOGS, "python")
+    (line,) = [line for line in log_of_a_job(workers, tmp_path, in_lines) if line.endswith("Sent.")]
+    job = BackgroundJob.objects.get()
+    assert re.search(rf" INFO tests\.jobs job={job.pk} Sent\.$", line)
+
+
+@pytest.mark.processes
+def test_logs_as_json_are_as_shown(workers: Workers, tmp_path: Path) -> None:
+    _, _, in_json = blocks(LOGS, "python")
+    *_, shown = blocks(LOGS, "text")
+    lines = [json.loads(line) for line in log_of_a_job(workers, tmp_path, in_json)]
+    inside, settled = [line for line in lines if "job_id" in line]
+    assert [[*line] for line in (inside, settled)] == [
+        [*json.loads(line)] for line in shown.text.splitlines()
+    ]
+    job = BackgroundJob.objects.get()
+    for line in (inside, settled):
+        assert (line["job_id"], line["job_name"]) == (job.pk, "tests.jobs.say")
+        assert (line["job_queue"], line["job_attempt"]) == ("default", 1)
+    assert (inside["logger"], inside["message"]) == ("tests.jobs", "Sent.")
+    assert settled["job_event"] == "complete"
+    fields = {code(row["field"])[0] for row in table(LOGS, "Fields")}
+    assert fields == {name for name in settled if name.startswith("job_")}
+
+
+def test_logs_lists_what_is_written_of_each_event() -> None:
+    documented = {
+        code(row["event"])[0]: (code(row["says"])[0], row["level"])
+        for row in table(LOGS, "Lines about a job")
+    }
+    assert documented == {
+        event.value: (verb, logging.getLevelName(supervisor._LEVELS.get(event, logging.INFO)))
+        for event, verb in supervisor._VERBS.items()
+        if event is not Event.RELEASE
+    }
 
 
 # ── The schema ────────────────────────────────────────────────────────────────────────────────────────────

@@ -575,7 +575,8 @@ def test_the_default_applies_when_a_backoff_callable_fails(caplog, backoff):
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage().startswith(
-        "The rules of job 'tests.body' failed; the default applies.\nTraceback (most recent call last):\n"
+        "job=1 name=tests.body queue=default attempt=1: its rules failed; the default applies.\n"
+        "Traceback (most recent call last):\n"
     )
 
 
