@@ -112,7 +112,7 @@ class JobFunction(Generic[P, R]):
                 "its unique= is a function, which nobody calls for a schedule. Name the parameters that"
                 " count instead."
             )
-        return self._key(args, kwargs, payload)
+        return self.unique_key(args, kwargs, payload)
 
     def _named_schedules(self) -> Iterator[Schedule]:
         """Its schedules, each by a name of its own. Raises ValueError for one that cannot work."""
@@ -228,7 +228,7 @@ class JobFunction(Generic[P, R]):
             try:
                 args, kwargs = _pair(call)
                 payloads.append(self.encode(args, kwargs))
-                keys.append(self._key(args, kwargs, payloads[-1]))
+                keys.append(self.unique_key(args, kwargs, payloads[-1]))
             except InvalidArguments as error:
                 raise InvalidArguments(f"Call number {position}: {error}") from None
         if not payloads:
@@ -257,7 +257,7 @@ class JobFunction(Generic[P, R]):
     def insert(self, args: Sequence[Any], kwargs: dict[str, Any], caller: Caller) -> BackgroundJob:
         """Insert a job without running it, even in immediate mode."""
         payload = self.encode(args, kwargs)
-        key = self._key(args, kwargs, payload)
+        key = self.unique_key(args, kwargs, payload)
         alias = _queue_alias(self.name, caller)
         new = self.new_job()
         if self.uniqueness is None or key is None:
@@ -286,7 +286,11 @@ class JobFunction(Generic[P, R]):
         handle.is_new = row.is_new
         return handle
 
-    def _key(self, args: Sequence[Any], kwargs: dict[str, Any], payload: str) -> str | None:
+    def unique_key(self, args: Sequence[Any], kwargs: dict[str, Any], payload: str) -> str | None:
+        """The unique key of a job with these arguments, which `payload` has as JSON; None if it needs none.
+
+        Raises InvalidArguments, and whatever a function raises that is asked for it.
+        """
         return None if self.uniqueness is None else self.uniqueness.key(args, kwargs, payload)
 
     def encode(self, args: Sequence[Any], kwargs: dict[str, Any], limit: int | None = None) -> str:

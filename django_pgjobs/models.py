@@ -147,6 +147,7 @@ class BackgroundJob(models.Model):
         permissions = [
             ("retry_job", "Can retry failed and cancelled jobs"),
             ("discard_job", "Can discard dead letters"),
+            ("edit_job", "Can retry jobs with edited arguments"),
             ("cancel_job", "Can cancel queued jobs and stop running ones"),
         ]
         indexes = [

@@ -7,6 +7,7 @@ in small transactions, by a worker or by whoever has begun it, and may be stoppe
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import Counter, defaultdict
@@ -22,8 +23,8 @@ from django.db.models.functions import Now
 from . import store
 from .conf import config
 from .context import current_job
-from .exceptions import Snooze
-from .jobs import job
+from .exceptions import InvalidArguments, Snooze
+from .jobs import find, job
 from .lifecycle import LONGEST_DELAY, Status
 from .models import FIRST_DAY, LAST_DAY, BackgroundJob, BackgroundOperation, BackgroundQueue
 from .payload import clean_text
@@ -280,6 +281,78 @@ def _change_or_halve(step: Step, ids: Collection[int], manner: Manner) -> tuple[
     changed, failed, problem = _change_or_halve(step, ordered[:half], manner)
     more_changed, more_failed, other = _change_or_halve(step, ordered[half:], manner)
     return changed | more_changed, failed | more_failed, other or problem
+
+
+class Stale(Exception):
+    """A job is not what it was when somebody looked at it."""
+
+
+class _Undone(Exception):
+    pass
+
+
+def retry_edited(
+    id: int,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    by: Person,
+    *,
+    reason: str = "",
+    statuses: Collection[Status],
+    seen_at: datetime,
+) -> Done:
+    """Queue a job again with other arguments, checked as at enqueue. Returns what became of it.
+
+    `seen_at` is the job's `updated_at` when it was looked at. Raises Stale where that has changed since,
+    InvalidArguments for arguments that do not fit or are not JSON, and UnknownName where nobody can tell.
+    """
+    alias = config().DATABASE
+    with store.own_transaction(alias) as cursor:
+        held = store.hold(cursor, [id])
+        if not held or held[0].status not in statuses:
+            return _change(cursor, RETRY, [id], by, reason, AT_ONCE, statuses, LAST_DAY)
+        if held[0].updated_at != seen_at:
+            raise Stale
+        row = BackgroundJob.objects.using(alias).only("job_name", "payload", "unique_key").get(pk=id)
+        payload = check_arguments(row.job_name, args, kwargs)
+        key = _key_of(row, args, kwargs, payload)
+        try:
+            with transaction.atomic(using=alias):
+                store.edit(cursor, id, payload=payload, unique_key=key)
+                done = _change(cursor, RETRY, [id], by, reason, AT_ONCE, statuses, LAST_DAY)
+                if not done.is_all:
+                    raise _Undone
+        except _Undone:
+            return done  # another job has the key of these arguments
+        before = clean_text(json.dumps(row.payload, ensure_ascii=False), REASON_LIMIT)
+        after = clean_text(json.dumps(json.loads(payload), ensure_ascii=False), REASON_LIMIT)
+        _log(by, {_sentences("Arguments changed", before, after, ""): [_named(held[0])]})
+    return done
+
+
+class UnknownName(ValueError):
+    """No job function has this name here; the text says so in a sentence."""
+
+
+def check_arguments(job_name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
+    """The payload of a call, as JSON text. Raises InvalidArguments, and UnknownName where nobody can tell."""
+    function = find(job_name)
+    if function is None:
+        raise UnknownName(
+            f"No job function is named {job_name!r} here, so nobody can tell whether the arguments fit."
+        )
+    return function.encode(args, kwargs)
+
+
+def _key_of(row: BackgroundJob, args: list[Any], kwargs: dict[str, Any], payload: str) -> str | None:
+    """The unique key of a job that gets other arguments."""
+    function = find(row.job_name)
+    if function is None or function.uniqueness is None:
+        return row.unique_key  # of a schedule, say
+    try:
+        return function.unique_key(args, kwargs, payload)
+    except Exception as error:
+        raise InvalidArguments(f"These arguments have no unique key: {error}") from error
 
 
 # ── The history ───────────────────────────────────────────────────────────────────────────────────────────

@@ -853,6 +853,16 @@ UPDATE background_jobs AS job
 RETURNING job.id
 """
 
+# failed, cancelled → the same, with other arguments: for a RETRY in the same transaction. Returns the id.
+EDIT = """
+UPDATE background_jobs AS job
+   SET payload = %(payload)s::jsonb,
+       unique_key = %(unique_key)s
+ WHERE job.id = %(id)s
+   AND job.status::text IN ('failed', 'cancelled')
+RETURNING job.id
+"""
+
 # failed → cancelled. Returns the ids that changed.
 DISCARD = """
 WITH target AS MATERIALIZED (

@@ -626,6 +626,15 @@ def retry(
         return first | second
 
 
+def edit(cursor: Cursor, id: int, *, payload: str, unique_key: str | None) -> bool:
+    """Give a failed or cancelled job other arguments, before it is retried in the same transaction.
+
+    `payload` is JSON text. False if the job is neither.
+    """
+    cursor.execute(sql.EDIT, {"id": id, "payload": payload, "unique_key": unique_key})
+    return cursor.fetchone() is not None
+
+
 def discard(ids: Iterable[int], using: str | None = None) -> set[int]:
     """Make dead letters cancelled. Returns the ids that changed."""
     return _change(sql.DISCARD, ids, using)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections import Counter
 from datetime import timedelta
@@ -13,9 +14,10 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from django_pgjobs import operations
+from django_pgjobs import job, operations
 from django_pgjobs.admin import jobs as pages
 from django_pgjobs.admin import letters
+from django_pgjobs.jobs import registry
 from django_pgjobs.models import BackgroundJob, BackgroundOperation, BackgroundQueue, BackgroundWorker
 from django_pgjobs.operations import DISCARD, RETRY, Filter, Manner, Person
 from django_pgjobs.testing import drain
@@ -192,6 +194,18 @@ def test_a_group_says_when_it_began_and_shows_a_traceback(root: Client) -> None:
     assert "Traceback (most recent call last):" in text_of(page)
     assert page.context["cl"].alike is not None
     assert root.get(f"{DEAD}?job=tests.jobs.add").context["cl"].alike is None
+
+
+def test_the_page_of_a_dead_letter_leads_to_those_that_failed_alike(root: Client) -> None:
+    first, *others = dead(3, error_fingerprint="f")
+    dead(1, error_fingerprint=None)
+    for url in (DEAD, JOBS):
+        page = root.get(f"{url}{first}/change/").content.decode()
+        (address,) = re.findall(r'href="([^"]+)">All dead letters that failed alike', page)
+        assert listed(root.get(html.unescape(address))) == [*reversed(others), first]
+    jobs_only = client_of("ada", "view_backgroundjob")
+    for client, id in ((jobs_only, first), (root, make_job("completed").pk)):
+        assert "failed alike" not in client.get(f"{JOBS}{id}/change/").content.decode()
 
 
 def test_only_so_many_groups_are_shown(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,6 +451,138 @@ def test_anything_may_stand_in_the_row_of_an_operation(root: Client, columns: di
 def test_ids_of_no_operation_lead_away(root: Client, id: str) -> None:
     assert root.get(f"{OPERATIONS}{id}/change/").status_code in (302, 404)
     assert root.post(f"{OPERATIONS}{id}/stop/").status_code == 404
+
+
+# ── With other arguments ──────────────────────────────────────────────────────────────────────────────────
+
+
+def edit(client: Client, url: str, id: int, args: str, kwargs: str = "", *, confirm: bool = True) -> Any:
+    """Go through the pages on which the arguments of a job are edited."""
+    address = f"{url}{id}/edit/"
+    page = client.get(address)
+    assert page.status_code == 200
+    seen_at = page.context["form"]["seen_at"].value()
+    answers = {"args": args, "kwargs": kwargs, "reason": "A typo.", "seen_at": seen_at}
+    response = client.post(address, answers)
+    if confirm and response.status_code == 200 and response.context["lines"]:
+        shown = response.content.decode()
+        again = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', shown))
+        return client.post(address, {name: html.unescape(value) for name, value in again.items()})
+    return response
+
+
+@pytest.mark.parametrize("url", [DEAD, JOBS])
+def test_a_job_is_retried_with_other_arguments_once_they_have_been_seen(root: Client, url: str) -> None:
+    job = make_job("failed", payload={"args": [1], "kwargs": {"y": "zwei"}})
+    page = root.get(f"{url}{job.pk}/edit/")
+    assert page.context["form"]["args"].value() == "[\n  1\n]"
+    assert page.context["form"]["kwargs"].value() == '{\n  "y": "zwei"\n}'
+    assert "tests.jobs.add(x, y)" in text_of(page)
+    shown = edit(root, url, job.pk, "[1]", '{"y": 2}', confirm=False)
+    assert '- "y": "zwei"' in text_of(shown)
+    assert '+ "y": 2' in text_of(shown)
+    assert job.refresh().status == "failed"
+
+    response = edit(root, url, job.pk, "[1]", '{"y": 2}')
+    assert said(response)[-1] == "1 job queued again."
+    assert response.headers["Location"] == (DEAD if url == DEAD else f"{JOBS}{job.pk}/change/")
+    assert job.refresh().payload == {"args": [1], "kwargs": {"y": 2}}
+    drain()
+    assert (job.refresh().status, job.result) == ("completed", 3)
+    before, after = '{"args": [1], "kwargs": {"y": "zwei"}}', '{"args": [1], "kwargs": {"y": 2}}'
+    retried, changed = (message for _, _, message in logged())
+    assert retried.startswith("Queued again. Before: failed")
+    assert retried.endswith("Reason: A typo.")
+    assert changed == f"Arguments changed. Before: {before}. After: {after}."
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error"),
+    [
+        ("[1, 2", "", "This is not JSON"),
+        ('{"x": 1}', "", "This must be a JSON array, such as [1, 2]."),
+        ("[1]", "[2]", 'This must be a JSON object, such as {"days": 7}.'),
+        ("[1]", "", "missing a required argument: 'y'"),
+        ("[1, 2, 3]", "", "too many positional arguments"),
+        ("[1, NaN]", "", "jsonb"),
+        ("[1, 2]", "", "The arguments are what they were."),
+        ("[" * 2000 + "]" * 2000, "", ""),
+    ],
+)  # fmt: skip
+def test_arguments_that_cannot_be_are_told_of(root: Client, args: str, kwargs: str, error: str) -> None:
+    job = make_job("failed", payload={"args": [1, 2]})
+    response = edit(root, DEAD, job.pk, args, kwargs)
+    assert response.status_code == 200
+    assert error in text_of(response) or error == "jsonb"
+    assert response.context["form"].errors
+    assert (job.refresh().status, job.payload) == ("failed", {"args": [1, 2]})
+
+
+def test_a_job_that_was_changed_meanwhile_is_not_overwritten(root: Client) -> None:
+    job = make_job("failed")
+    address = f"{DEAD}{job.pk}/edit/"
+    seen_at = root.get(address).context["form"]["seen_at"].value()
+    BackgroundJob.objects.filter(pk=job.pk).update(updated_at=job.updated_at + timedelta(seconds=1))
+    answers = {"args": "[3, 4]", "reason": "x", "seen_at": seen_at, "confirmed": "yes"}
+    assert "Somebody has changed this job meanwhile." in text_of(root.post(address, answers))
+    assert (job.refresh().status, job.payload) == ("failed", {"args": [1, 2]})
+    assert root.post(address, answers | {"seen_at": "x"}).status_code == 200
+    job.retry()
+    assert root.post(address, answers).status_code == 404
+    response = root.post(f"{JOBS}{job.pk}/edit/", answers)
+    assert said(response)[-1] == "This job is queued: it cannot be retried."
+
+
+def test_a_job_gets_the_unique_key_of_its_arguments(root: Client) -> None:
+    function = job(name="tests.letters.unique", unique=["x"])(lambda x: None)
+    try:
+        failed = function.enqueue(1)
+        BackgroundJob.objects.filter(pk=failed.pk).update(status="failed")
+        taken, key = function.enqueue(2), failed.refresh().unique_key
+        told = said(edit(root, DEAD, failed.pk, "[2]"))[-1]
+        assert (
+            told == "No job was queued again; 1 was skipped because a job with its unique key waits or runs."
+        )
+        assert (failed.refresh().status, failed.payload["args"], failed.unique_key) == ("failed", [1], key)
+        assert said(edit(root, DEAD, failed.pk, "[3]"))[-1] == "1 job queued again."
+        assert failed.refresh().unique_key not in (None, key, taken.unique_key)
+    finally:
+        del registry["tests.letters.unique"]
+
+
+def test_what_nobody_can_check_is_not_edited(root: Client) -> None:
+    for columns, why in (
+        ({"job_name": "shop.gone"}, "nobody can check them"),
+        ({"payload": {"x": 1}}, "The payload may have the keys"),
+        ({"payload": {"args": ["x" * 60_000]}}, "too large"),
+    ):
+        job = make_job("failed", **columns)
+        assert why in said(root.get(f"{DEAD}{job.pk}/edit/"))[-1]
+        assert root.post(f"{DEAD}{job.pk}/edit/", {"args": "[]"}).status_code == 302
+        assert job.refresh().status == "failed"
+
+
+def test_editing_has_its_own_permission(root: Client) -> None:
+    job = make_job("failed")
+    others = client_of("others", *SEE, "retry_job", "discard_job", "cancel_job")
+    editor = client_of("editor", *SEE, "edit_job")
+    for url in (DEAD, JOBS):
+        assert "/edit/" not in others.get(f"{url}{job.pk}/change/").content.decode()
+        assert others.get(f"{url}{job.pk}/edit/").status_code == 403
+        assert others.post(f"{url}{job.pk}/edit/", {"args": "[3, 4]"}).status_code == 403
+        assert "/edit/" in editor.get(f"{url}{job.pk}/change/").content.decode()
+    assert client_of("blind", "edit_job").get(f"{DEAD}{job.pk}/edit/").status_code == 403
+    assert said(edit(editor, DEAD, job.pk, "[3, 4]"))[-1] == "1 job queued again."
+    for id in ("0", "x", "9" * 25):
+        assert root.get(f"{DEAD}{id}/edit/").status_code == 404
+
+
+def test_hostile_arguments_are_escaped_where_they_are_edited(root: Client) -> None:
+    job = make_job("failed", payload={"args": [HOSTILE, HOSTILE]})
+    assert_harmless(root.get(f"{DEAD}{job.pk}/edit/").content.decode())
+    page = edit(root, DEAD, job.pk, json.dumps([HOSTILE, 1]), confirm=False).content.decode()
+    assert "alert(1)" in page
+    assert_harmless(page)
 
 
 # ── Who may do what ───────────────────────────────────────────────────────────────────────────────────────

@@ -444,6 +444,16 @@ def test_what_is_written_by_id_reads_these_rows_and_no_others(template):
         assert many <= few + 10 + 3 * count, what
 
 
+def test_one_job_is_edited_by_its_id(template):
+    parameters = {"id": 10 * BATCH + 1, "payload": "{}", "unique_key": None}
+    statement = {"EDIT": (sql.EDIT, lambda size: parameters)}
+    for _, mood, runs in in_every_mood(template, a_busy_table, statement):
+        for run in runs.values():
+            assert run.indexes == {PRIMARY_KEY}, mood
+            assert run.returned == 1, mood
+            assert run.pages <= 30, mood
+
+
 def test_what_jobs_say_of_themselves_is_a_hot_update(template):
     """Renewals and progress go into no index, as long as there is room on the page."""
     statements = {name: (BY_ID[name][0], lambda size, name=name: BY_ID[name][1]()) for name in HOT}

@@ -25,9 +25,20 @@ from django.views.decorators.http import require_POST
 
 from .. import operations, store
 from ..conf import config
+from ..exceptions import InvalidArguments
+from ..jobs import find
 from ..lifecycle import Status
-from ..models import BackgroundJob, BackgroundOperation
+from ..models import BackgroundJob, BackgroundOperation, DeadLetter
 from ..operations import CANCEL, DISCARD, REASON_LIMIT, RETRY, Act, Filter, Manner, Person, perform
+from .arguments import (
+    Arguments,
+    EditForm,
+    Line,
+    Uneditable,
+    arguments_of,
+    as_texts,
+    difference,
+)
 from .lists import MOST, WINDOW, JobList, Narrowing, QueueFilter, StatusFilter, job_id
 from .page import JobPage, ago, badge, breakable
 from .readonly import ReadOnlyAdmin
@@ -222,6 +233,7 @@ class JobAdmin(ReadOnlyAdmin):
             )
             for act in self.acts_on_all
         ]
+        edit = path("<str:object_id>/edit/", self.admin_site.admin_view(self.edit_view), name=f"{name}_edit")
         on_one = [
             path(
                 f"<str:object_id>/{act.name}/",
@@ -230,7 +242,7 @@ class JobAdmin(ReadOnlyAdmin):
             )
             for act in self.acts
         ]
-        return [*on_all, *on_one, *super().get_urls()]
+        return [*on_all, edit, *on_one, *super().get_urls()]
 
     def act_view(self, request: HttpRequest, object_id: str, *, act: Act) -> HttpResponse:
         """Act on one job, by a button on its page."""
@@ -240,7 +252,11 @@ class JobAdmin(ReadOnlyAdmin):
         if id is None:
             raise Http404
         self.act_on(act, request, [id])
-        if self.get_object(request, object_id) is not None:
+        return self._back_to(request, id)
+
+    def _back_to(self, request: HttpRequest, id: int) -> HttpResponse:
+        """Lead back to a job or, where it is not in this list any more, to the list."""
+        if self.get_object(request, str(id)) is not None:
             return HttpResponseRedirect(self.url("change", id))
         return HttpResponseRedirect(self.url("changelist"))
 
@@ -350,6 +366,85 @@ class JobAdmin(ReadOnlyAdmin):
         url = "admin:django_pgjobs_backgroundoperation_change"
         return HttpResponseRedirect(reverse(url, args=[operation.pk], current_app=self.admin_site.name))
 
+    # Retrying with other arguments
+
+    def has_edit_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("django_pgjobs.edit_job")
+
+    def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Edit the arguments of a job, look at the difference, and queue it again."""
+        if not (self.has_edit_permission(request) and self.has_view_permission(request)):
+            raise PermissionDenied
+        id = job_id(object_id)
+        job = None if id is None else self.get_object(request, object_id)
+        if job is None:
+            raise Http404
+        statuses = RETRY.statuses if self.only_status is None else {self.only_status}
+        try:
+            if Status(job.status) not in statuses:
+                raise Uneditable(f"This job is {job.status}: it cannot be retried.")
+            before = arguments_of(job)
+        except Uneditable as error:
+            self.message_user(request, str(error), messages.WARNING)
+            return HttpResponseRedirect(self.url("change", job.pk))
+        if request.method == "POST":
+            form = EditForm(request.POST)
+            if form.is_valid() and (response := self._edited(request, job, before, form)):
+                return response
+        else:
+            form = EditForm(initial=as_texts(*before) | {"seen_at": job.updated_at.isoformat()})
+        return self._edit_page(request, job, form)
+
+    def _edited(
+        self, request: HttpRequest, job: BackgroundJob, before: Arguments, form: EditForm
+    ) -> HttpResponse | None:
+        """Show what differs, and when that has been seen, do it. None where the form has an error."""
+        args, kwargs = after = form.cleaned_data["args"], form.cleaned_data["kwargs"]
+        lines = difference(before, after)
+        try:
+            operations.check_arguments(job.job_name, args, kwargs)
+            if "confirmed" not in request.POST:
+                if lines:
+                    return self._edit_page(request, job, form, lines)
+                form.add_error(None, "The arguments are what they were. To retry the job so, go back.")
+                return None
+            done = operations.retry_edited(
+                job.pk,
+                args,
+                kwargs,
+                Person.of(request.user),
+                reason=form.cleaned_data["reason"],
+                statuses=RETRY.statuses if self.only_status is None else {self.only_status},
+                seen_at=form.cleaned_data["seen_at"],
+            )
+        except (InvalidArguments, operations.UnknownName) as error:
+            form.add_error(None, str(error))
+            return None
+        except operations.Stale:
+            form.add_error(None, "Somebody has changed this job meanwhile. Go back, and look at it again.")
+            return None
+        self.tell(request, RETRY, done)
+        return self._back_to(request, job.pk)
+
+    def _edit_page(
+        self, request: HttpRequest, job: BackgroundJob, form: EditForm, lines: Sequence[Line] = ()
+    ) -> HttpResponse:
+        function = find(job.job_name)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Edit and retry job {job.pk}",
+            "opts": self.opts,
+            "list_url": self.url("changelist"),
+            "list_name": str(self.opts.verbose_name_plural).capitalize(),
+            "job_url": self.url("change", job.pk),
+            "job": job,
+            "parameters": [] if function is None else function.signature.parameters.values(),
+            "form": form,
+            "lines": lines,
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_pgjobs/edit.html", context)
+
     # The page of a job
 
     def render_change_form(
@@ -366,6 +461,7 @@ class JobAdmin(ReadOnlyAdmin):
             "subtitle": None,
             "title": f"{str(self.opts.verbose_name).capitalize()} {obj.pk}",
             "page": JobPage(obj),
+            "alike_url": self._alike_url(request, obj),
             "tools_in_content": django.VERSION < (6, 1),  # later ones show them outside of it
             "acts": [
                 {
@@ -385,7 +481,20 @@ class JobAdmin(ReadOnlyAdmin):
                 if status in act.statuses and self.may(act, request)
             ],
         }
+        if status in RETRY.statuses and self.has_edit_permission(request):
+            edit = {"label": "Edit and retry …", "url": self.url("edit", obj.pk)}
+            context["questions"].insert(0, edit)
         return super().render_change_form(request, context, add, change, form_url, obj)
+
+    def _alike_url(self, request: HttpRequest, job: BackgroundJob) -> str:
+        """Where those are that failed like this job; empty if it has not failed, or nobody may see."""
+        if job.status != Status.FAILED or not self.admin_site.is_registered(DeadLetter):
+            return ""
+        letters = self.admin_site.get_model_admin(DeadLetter)
+        if not (isinstance(letters, JobAdmin) and letters.has_view_permission(request)):
+            return ""
+        query = {"job": job.job_name, "fingerprint": job.error_fingerprint or ""}
+        return f"{letters.url('changelist')}?{urlencode(query)}"
 
     # Columns
 

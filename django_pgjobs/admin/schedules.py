@@ -36,6 +36,7 @@ from ..models import BackgroundSchedule
 from ..payload import decode_arguments
 from ..schedules import MISSED, find_zone, name_problem
 from ..ticking import job_of
+from .arguments import parsed
 from .page import MOST_TEXT, ago, breakable, in_words, moment
 from .readonly import ReadOnlyAdmin
 
@@ -348,8 +349,8 @@ class ScheduleForm(ModelForm):
             self.add_error("cron" if cleaned["cron"] else "interval", str(error))
 
     def _check_arguments(self, cleaned: dict[str, Any]) -> None:
-        args = self._parsed("args", cleaned["args"], [])
-        kwargs = self._parsed("kwargs", cleaned["kwargs"], {})
+        args = parsed(self, "args", cleaned["args"], [])
+        kwargs = parsed(self, "kwargs", cleaned["kwargs"], {})
         if self.errors:
             return
         function = jobs.find(cleaned["job_name"])
@@ -363,20 +364,6 @@ class ScheduleForm(ModelForm):
             self.add_error("job_name", f"This job cannot have a schedule: {error}")
         else:
             self.instance.payload = json.loads(payload)
-
-    def _parsed(self, field: str, text: str, default: Any) -> Any:
-        if not text.strip():
-            return default
-        kind = type(default)
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            self.add_error(field, f"This is not JSON: {error}.")
-            return default
-        if not isinstance(value, kind):
-            what = "array, such as [1, 2]" if kind is list else 'object, such as {"days": 7}'
-            self.add_error(field, f"This must be a JSON {what}.")
-        return value
 
     def validate_unique(self) -> None:
         """`clean` has seen to it, in the queue's database."""
