@@ -32,7 +32,7 @@ def main() -> None:
     results = Results(arguments.json)
     try:
         for name in names:
-            results.check(name, asdict(arguments.sizes))
+            results.check(name, arguments.conditions)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
@@ -53,7 +53,7 @@ def main() -> None:
                 results.about = about(bench)
                 for run, name in missing:
                     say(f"Run {run + 1} of {arguments.runs}: {name}")
-                    measure(bench, results, name, arguments.sizes)
+                    measure(bench, results, name, arguments)
             finally:
                 bench.close()
     if arguments.plots:
@@ -61,14 +61,14 @@ def main() -> None:
     sys.stdout.write(report.markdown(results))
 
 
-def measure(bench: Bench, results: Results, name: str, sizes: Sizes) -> None:
+def measure(bench: Bench, results: Results, name: str, arguments: argparse.Namespace) -> None:
     """Measure one run of a scenario."""
     scenario = SCENARIOS[name]
     figures: list[Figure] = []
-    for figure in scenario.measure(bench, sizes):
+    for figure in scenario.measure(bench, arguments.sizes):
         say(f"    {figure.name}: {report.number(figure.value)} {figure.unit}")
         figures.append(figure)
-    results.add(name, scenario.title, asdict(sizes), figures)
+    results.add(name, scenario.title, arguments.conditions, figures)
 
 
 def server_url() -> str:
@@ -90,6 +90,7 @@ def about(bench: Bench) -> dict[str, str]:
         "Postgres": ", ".join(f"{name} {value}" for name, value in settings.items()),
         "Python": ", ".join([platform.python_version(), *(" ".join(each) for each in packages.items())]),
         "Worker hosts": "runjobs " + " ".join(bench.options),
+        "Peers": ", ".join(peers.versions(bench.peers)) or "none",
     }
 
 
@@ -130,6 +131,9 @@ def parse() -> argparse.Namespace:
     leg = Sizes.of_quick_leg() if arguments.quick else Sizes()
     arguments.sizes = replace(leg, **{name: value for name, value in given.items() if value is not None})
     arguments.runs = arguments.runs or (1 if arguments.quick else 3)
+    # Figures are only comparable where all of these are equal.
+    workers = {"processes": arguments.processes, "threads": arguments.threads}
+    arguments.conditions = asdict(arguments.sizes) | workers
     return arguments
 
 

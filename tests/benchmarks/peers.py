@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
+import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,6 +87,16 @@ def found(directory: Path) -> dict[str, Path]:
     """The interpreters of the peers that have an environment there, named like them."""
     paths = {name: directory / (peer.environment or name) / "bin" / "python" for name, peer in PEERS.items()}
     return {name: path for name, path in paths.items() if path.exists()}
+
+
+def versions(peers: dict[str, Path]) -> Iterator[str]:
+    """The version of each package that is measured."""
+    for name, python in peers.items():
+        if PEERS[name].requirements:
+            package = PEERS[name].requirements[0].partition("[")[0]
+            program = f"from importlib.metadata import version; print(version({package!r}))"
+            ran = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+            yield f"{name} {ran.stdout.strip()}"
 
 
 class Installed:
@@ -191,3 +203,17 @@ class Installed:
                 except subprocess.TimeoutExpired:
                     worker.kill()
                     worker.wait()
+
+
+def install(directory: Path) -> None:
+    """Make the environments that are missing, with the newest version of each peer."""
+    for name, peer in PEERS.items():
+        if peer.requirements and not found(directory).get(name):
+            sys.stderr.write(f"Installing {', '.join(peer.requirements)} ...\n")
+            venv.create(directory / name, with_pip=True)
+            python = directory / name / "bin" / "python"
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.requirements], check=True)
+
+
+if __name__ == "__main__":
+    install(Path(sys.argv[1]))

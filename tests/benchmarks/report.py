@@ -99,14 +99,19 @@ def table(runs: list[list[Figure]]) -> Iterator[str]:
     last = {figure.name: figure for run in runs for figure in run}
     details = list(dict.fromkeys(name for figure in last.values() for name in figure.details))
     compared = any(figure.floor for figure in last.values())
-    header = ["", "median", f"lowest to highest of {len(runs)}", *["of the floor"] * compared, *details]
+    several = len(runs) > 1
+    header = ["", f"median of {len(runs)}" if several else "once"]
+    header += ["lowest to highest"] * several + ["of the floor"] * compared + details
     yield row(header)
     yield row(["---"] + ["---:"] * (len(header) - 1))
     for name, figure in last.items():
-        median, lowest, highest = summary(values(runs, name))
-        cells = [name, f"{number(median)} {figure.unit}", f"{number(lowest)} to {number(highest)}"]
+        found = summary(values(runs, name))
+        cells = [name, f"{number(found.median)} {figure.unit}"]
+        if several:
+            cells.append(f"{number(found.lowest)} to {number(found.highest)}")
         if compared:
-            cells.append(ratio(summary(found)) if (found := ratios(runs, figure)) else "")
+            beside = ratios(runs, figure)
+            cells.append(ratio(summary(beside), several) if beside else "")
         for detail in details:
             costs = [
                 each.details[detail]
@@ -122,9 +127,9 @@ def row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def ratio(found: Summary) -> str:
+def ratio(found: Summary, several: bool) -> str:
     median, lowest, highest = (f"{value:.2f}" if value >= 0.1 else f"{value:.1g}" for value in found)
-    return f"{median} ({lowest} to {highest})"
+    return f"{median} ({lowest} to {highest})" if several else median
 
 
 def number(value: float) -> str:
