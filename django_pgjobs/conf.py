@@ -38,6 +38,7 @@ def default_processes() -> int:
 LARGEST_PAYLOAD = 64 * 1024 * 1024
 _LARGEST = {"MAX_ATTEMPTS": 1_000_000, "MAX_CRASHES": 1_000_000, "MAX_PAYLOAD_BYTES": LARGEST_PAYLOAD}
 _LONGEST = timedelta(seconds=LONGEST_DELAY)  # ten years
+MOST_PATTERNS, LONGEST_PATTERN, MOST_STARS = 100, 100, 4
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,13 @@ class Config:
     # and the queue's is not.
     STRICT_ALIAS: bool = False
 
+    # The names, and patterns of names, of arguments whose values people do not get to see. Case, hyphens and
+    # underscores do not count.
+    REDACT: tuple[str, ...] = (
+        "*password*", "*passwd*", "*passphrase*", "*secret*", "*token*", "*credential*", "*api_key*",
+        "*access_key*", "*private_key*", "authorization", "cookie",
+    )  # fmt: skip
+
     # Whether a job is run by whoever enqueues it, there and then. For tests, and for development without a
     # worker.
     IMMEDIATE: bool = False
@@ -122,6 +130,7 @@ class Config:
             queue = getattr(self, name)
             if not 0 < len(queue) <= 255 or "\x00" in queue:
                 yield name, f"{name} is {queue!r}; it must be 1 to 255 characters."
+        yield from self._bad_patterns()
         for name, most in _LARGEST.items():
             number = getattr(self, name)
             if not 1 <= number <= most:
@@ -142,6 +151,24 @@ class Config:
             duration = getattr(self, name)
             if duration is not None and not timedelta(0) <= duration <= _LONGEST:
                 yield name, f"{name} is {duration}; it must be from zero to ten years, or None."
+
+    def _bad_patterns(self) -> Iterator[tuple[str, str]]:
+        if len(self.REDACT) > MOST_PATTERNS:
+            yield "REDACT", f"REDACT has {len(self.REDACT)} patterns; it may have {MOST_PATTERNS}."
+        for pattern in self.REDACT:
+            if not folded(pattern) or len(pattern) > LONGEST_PATTERN or pattern.count("*") > MOST_STARS:
+                must = (
+                    f"have 1 to {LONGEST_PATTERN} characters besides - and _, and at most {MOST_STARS} stars"
+                )
+                yield "REDACT", f"REDACT has the pattern {pattern!r:.120}; it must {must}."
+
+
+_NOT_COUNTED = dict.fromkeys(map(ord, "-_ "))
+
+
+def folded(name: str) -> str:
+    """A name, or a pattern of names, so that `apiKey`, `API-Key` and `api_key` are the same."""
+    return name.lower().translate(_NOT_COUNTED)
 
 
 def read(given: Any) -> Config:
@@ -166,16 +193,21 @@ _EXPECTED: dict[Any, str] = {
     bool: "True or False",
     timedelta: "a number of seconds or a timedelta",
     timedelta | None: "a number of seconds or a timedelta, or None",
+    tuple[str, ...]: "a list of strings",
 }
 
 
 def _coerced(name: str, value: Any, kind: Any) -> Any:
-    is_bool = isinstance(value, bool)
-    if isinstance(value, int | float) and not is_bool and issubclass(timedelta, kind):
-        with suppress(OverflowError, ValueError):  # NaN or more days than a timedelta can hold
-            value = timedelta(seconds=value)
-    if isinstance(value, kind) and is_bool == (kind is bool):
-        return value
+    if kind == tuple[str, ...]:
+        if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+            return tuple(value)
+    else:
+        is_bool = isinstance(value, bool)
+        if isinstance(value, int | float) and not is_bool and issubclass(timedelta, kind):
+            with suppress(OverflowError, ValueError):  # NaN or more days than a timedelta can hold
+                value = timedelta(seconds=value)
+        if isinstance(value, kind) and is_bool == (kind is bool):
+            return value
     raise ImproperlyConfigured(f"{SETTING}[{name!r}] must be {_EXPECTED[kind]}, not {value!r}.")
 
 

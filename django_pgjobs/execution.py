@@ -47,6 +47,7 @@ from .lifecycle import (
     is_delay,
 )
 from .payload import clean_text, decode_arguments, encode_result
+from .redaction import Redacted
 from .store import Claim
 
 logger = logging.getLogger(__name__)
@@ -240,7 +241,7 @@ def _outcome_of(
         return _by_the_rules(error, report, claim, function)
     except BaseException as broken:
         # Described, since the log would ask for more attributes of exceptions that are not its own.
-        problem = describe(broken, claim.job_name).traceback
+        problem = Redacted(claim.job_name, claim.payload).text(describe(broken, claim.job_name).traceback)
         logger.error("%s: its rules failed; the default applies.\n%s", claim, problem)
         return Failed(report)
 

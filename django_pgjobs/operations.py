@@ -28,6 +28,7 @@ from .jobs import find, job
 from .lifecycle import LONGEST_DELAY, Status
 from .models import FIRST_DAY, LAST_DAY, BackgroundJob, BackgroundOperation, BackgroundQueue
 from .payload import clean_text
+from .redaction import Redacted
 
 logger = logging.getLogger(__name__)
 
@@ -275,7 +276,7 @@ def _change_or_halve(step: Step, ids: Collection[int], manner: Manner) -> tuple[
         raise  # it is away, or busy: that says nothing about the jobs
     except DatabaseError as error:
         if len(ids) == 1:
-            return set(), set(ids), clean_text(str(error).strip(), REASON_LIMIT)
+            return set(), set(ids), clean_text(str(error).partition("\n")[0], REASON_LIMIT)
     ordered = sorted(ids)
     half = len(ordered) // 2
     changed, failed, problem = _change_or_halve(step, ordered[:half], manner)
@@ -324,8 +325,12 @@ def retry_edited(
                     raise _Undone
         except _Undone:
             return done  # another job has the key of these arguments
-        before = clean_text(json.dumps(row.payload, ensure_ascii=False), REASON_LIMIT)
-        after = clean_text(json.dumps(json.loads(payload), ensure_ascii=False), REASON_LIMIT)
+        old, new = Redacted(row.job_name, json.dumps(row.payload)), Redacted(row.job_name, payload)
+        before, after = (
+            clean_text(json.dumps(each.payload, ensure_ascii=False), REASON_LIMIT) for each in (old, new)
+        )
+        if old.hidden != new.hidden:
+            after += ", with other hidden values"
         _log(by, {_sentences("Arguments changed", before, after, ""): [_named(held[0])]})
     return done
 

@@ -561,7 +561,8 @@ class Supervisor:
                 self.exit_status = 1
                 self._stop(grace=self.options.grace)
         else:
-            logger.warning("A batch of outcomes could not be stored (%s); trying them singly.", error)
+            problem = str(error).partition("\n")[0]  # the next line may have a row
+            logger.warning("A batch of outcomes could not be stored (%s); trying them singly.", problem)
             self.one_by_one = True
 
     # ── Starting and stopping ─────────────────────────────────────────────────────────────────────────────

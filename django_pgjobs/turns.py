@@ -115,7 +115,8 @@ def settle_one_by_one(cursor: Cursor, settlements: Sequence[Settlement]) -> set[
         except psycopg.Error as error:
             if is_outage(error):
                 raise
-            logger.error("%s: its outcome could not be stored (%s); a fixed text is.", claim, error)
+            problem = str(error).partition("\n")[0]  # the next line may have the row
+            logger.error("%s: its outcome could not be stored (%s); a fixed text is.", claim, problem)
             cursor.execute("ROLLBACK TO SAVEPOINT one", ())
             settled |= store.settle(cursor, [(claim, _storable(claim, verdict))])
     return settled

@@ -73,3 +73,8 @@ async def boom_async(text: str = "boom") -> None:
 async def slow_async(seconds: float) -> float:
     await asyncio.sleep(seconds)
     return seconds
+
+
+@job
+def sign_in(user: str, password: str, **options: object) -> None:
+    raise ValueError(f"{user} could not sign in: {password!r} is refused ({options})")

@@ -95,6 +95,21 @@ def test_no_retention_deletes_a_job_as_it_completes(retention, deletes):
             {"DATABASE": "nowhere"},
             "PGJOBS: DATABASE is 'nowhere', which is not an alias in DATABASES.",
         ),
+        *(
+            ({"REDACT": value}, f"PGJOBS['REDACT'] must be a list of strings, not {value!r}.")
+            for value in ("password", None, ["password", 7], 7)
+        ),
+        *(
+            (
+                {"REDACT": ["token", value]},
+                (
+                    f"PGJOBS: REDACT has the pattern {value!r}; it must have 1 to 100 characters besides - and"
+                    " _, and at most 4 stars."
+                ),
+            )
+            for value in ("", "_-", "*a*a*a*a*", "x" * 101)
+        ),
+        ({"REDACT": ["a"] * 101}, "PGJOBS: REDACT has 101 patterns; it may have 100."),
         ({"MAX_ATTEMPTS": 0}, "PGJOBS: MAX_ATTEMPTS is 0; it must be from 1 to 1,000,000."),
         ({"MAX_ATTEMPTS": 10**6 + 1}, "PGJOBS: MAX_ATTEMPTS is 1000001; it must be from 1 to 1,000,000."),
         ({"MAX_CRASHES": -1}, "PGJOBS: MAX_CRASHES is -1; it must be from 1 to 1,000,000."),

@@ -144,6 +144,8 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     value = field.default
     if isinstance(value, timedelta):
         return f"`{value.total_seconds():.0f}` s"
+    if isinstance(value, tuple):
+        return ", ".join(f"`{json.dumps(each)}`" for each in value)
     return f"`{json.dumps(value)}`" if isinstance(value, str) else f"`{value!r}`"
 
 
@@ -152,7 +154,7 @@ def kind_of(field: dataclasses.Field[Any]) -> str:
         return "bytes"
     texts = {"DATABASE": "alias", "QUEUE": "queue"}
     text = texts.get(field.name.rpartition("_")[2], "dotted path")
-    kinds = {"str": text, "int": "number", "bool": "bool", "timedelta": "duration"}
+    kinds = {"str": text, "int": "number", "bool": "bool", "timedelta": "duration", "tuple[str, ...]": "list"}
     optional = " or `None`" if "None" in str(field.type) else ""
     return kinds[str(field.type).removesuffix(" | None")] + optional
 

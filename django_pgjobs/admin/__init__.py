@@ -14,7 +14,7 @@ from django.utils.html import format_html
 
 from ..models import BackgroundQueue, BackgroundSchedule, BackgroundWorker, Overview
 from . import jobs, letters, operations  # noqa: F401 - each registers its pages
-from .jobs import MOST_SUMMARY
+from .lists import MOST_SUMMARY
 from .overview import OverviewAdmin
 from .page import ago
 from .readonly import ReadOnlyAdmin

@@ -14,6 +14,7 @@ from ..conf import config
 from ..models import BackgroundJob
 from ..operations import REASON_LIMIT
 from ..payload import decode_arguments
+from ..redaction import HIDDEN, Redacted
 
 LARGEST = 50_000  # characters of JSON that are edited
 
@@ -37,6 +38,18 @@ def parsed(form: forms.BaseForm, field: str, text: str, default: Any) -> Any:
     return value
 
 
+def restored(form: forms.BaseForm, field: str, edited: Any, redacted: Redacted | None) -> Any:
+    """The arguments of a form, those that were hidden and left so included.
+
+    The form gets an error where something hidden was put elsewhere.
+    """
+    if redacted is not None:
+        edited = redacted.restored(edited, field)
+    if HIDDEN in json.dumps(edited):
+        form.add_error(field, f"{HIDDEN} stands for a secret of another place or job. Write the value.")
+    return edited
+
+
 class EditForm(forms.Form):
     args = forms.CharField(
         label="Arguments",
@@ -57,7 +70,8 @@ class EditForm(forms.Form):
     )
     seen_at = forms.CharField(widget=forms.HiddenInput)  # the updated_at of the job that was looked at
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, redacted: Redacted, *args: Any, **kwargs: Any) -> None:
+        self.redacted = redacted  # the arguments that are edited
         super().__init__(*args, **kwargs)
         for name in ("args", "kwargs"):
             lines = str(self[name].value() or "").count("\n") + 1
@@ -66,7 +80,8 @@ class EditForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or {}
         for name, default in (("args", []), ("kwargs", {})):
-            cleaned[name] = parsed(self, name, cleaned.get(name, ""), default)
+            edited = parsed(self, name, cleaned.get(name, ""), default)
+            cleaned[name] = restored(self, name, edited, self.redacted)
         return cleaned
 
     def clean_seen_at(self) -> datetime:
@@ -76,30 +91,30 @@ class EditForm(forms.Form):
             raise forms.ValidationError("This is no time.") from None
 
 
-Arguments = tuple[list[Any], dict[str, Any]]
-
-
 class Uneditable(Exception):
     """The arguments of a job cannot be edited; the text says why, in a sentence."""
 
 
-def arguments_of(job: BackgroundJob) -> Arguments:
-    """The arguments of a job. Raises Uneditable."""
+def arguments_of(job: BackgroundJob) -> Redacted:
+    """The arguments of a job, and which of them are hidden. Raises Uneditable."""
     text = store.texts(job.pk, config().DATABASE, most=LARGEST, most_errors=0, pretty=0)["payload"]
     if text.cut:
         raise Uneditable("The arguments are too large to be edited here.")
     if jobs.find(job.job_name) is None:
         raise Uneditable("No job function of this name is known to this site, so nobody can check them.")
     try:
-        return decode_arguments(text.shown)
+        decode_arguments(text.shown)
     except ValueError as error:
         raise Uneditable(str(error)) from None
+    return Redacted(job.job_name, text.shown)
 
 
-def as_texts(args: list[Any], kwargs: dict[str, Any]) -> dict[str, str]:
+def as_texts(redacted: Redacted) -> dict[str, str]:
     """Arguments as they are edited."""
-    return {name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in
-            (("args", args), ("kwargs", kwargs))}  # fmt: skip
+    return {
+        name: json.dumps(redacted.payload.get(name, default), indent=2, ensure_ascii=False)
+        for name, default in (("args", []), ("kwargs", {}))
+    }
 
 
 class Line(NamedTuple):
@@ -109,11 +124,17 @@ class Line(NamedTuple):
     text: str
 
 
-def difference(before: Arguments, after: Arguments) -> list[Line]:
+def difference(before: Redacted, after: Redacted) -> list[Line]:
     """What differs between two versions of the arguments of a job; nothing where they are equal."""
     old, new = (
-        json.dumps({"args": args, "kwargs": kwargs}, indent=2, ensure_ascii=False).splitlines()
-        for args, kwargs in (before, after)
+        json.dumps({"args": [], "kwargs": {}} | each.payload, indent=2, ensure_ascii=False).splitlines()
+        for each in (before, after)
     )
     _, _, *lines = [*difflib.unified_diff(old, new, lineterm="")] or ["", ""]
-    return [Line(line[0], line[1:] if line[0] != "@" else "…") for line in lines]
+    shown = [Line(line[0], line[1:] if line[0] != "@" else "…") for line in lines]
+    if before.hidden != after.hidden:
+        shown += [
+            Line("-", "hidden values, as they were"),
+            Line("+", "hidden values, as they are written now"),
+        ]
+    return shown

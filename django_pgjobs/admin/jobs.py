@@ -30,8 +30,8 @@ from ..jobs import find
 from ..lifecycle import Status
 from ..models import BackgroundJob, BackgroundOperation, DeadLetter
 from ..operations import CANCEL, DISCARD, REASON_LIMIT, RETRY, Act, Filter, Manner, Person, perform
+from ..redaction import Redacted
 from .arguments import (
-    Arguments,
     EditForm,
     Line,
     Uneditable,
@@ -39,14 +39,13 @@ from .arguments import (
     as_texts,
     difference,
 )
-from .lists import MOST, WINDOW, JobList, Narrowing, QueueFilter, StatusFilter, job_id
+from .lists import MOST, WINDOW, JobList, Narrowing, QueueFilter, StatusFilter, find_groups, job_id
 from .page import JobPage, ago, badge, breakable
 from .readonly import ReadOnlyAdmin
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
 
-MOST_SUMMARY = 300  # characters of an error in a list
 FEW = 300  # jobs that are changed while somebody waits for the page
 SHOWN_GROUPS = 5  # of what an act is about
 
@@ -306,14 +305,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     def _act_page(self, request: HttpRequest, act: Act, filter: Filter, form: ActForm) -> HttpResponse:
         found = operations.preview(filter)
-        with store.own_transaction(config().DATABASE) as cursor:
-            groups = store.groups(
-                cursor,
-                filter.status,
-                filter.criteria(),
-                limit=operations.MOST_COUNTED,
-                most=SHOWN_GROUPS,
-            )
+        groups = find_groups(filter, among=operations.MOST_COUNTED, most=SHOWN_GROUPS)
         context = {
             **self.admin_site.each_context(request),
             "title": f"{act.name.capitalize()} {found}",
@@ -388,21 +380,21 @@ class JobAdmin(ReadOnlyAdmin):
             self.message_user(request, str(error), messages.WARNING)
             return HttpResponseRedirect(self.url("change", job.pk))
         if request.method == "POST":
-            form = EditForm(request.POST)
+            form = EditForm(before, request.POST)
             if form.is_valid() and (response := self._edited(request, job, before, form)):
                 return response
         else:
-            form = EditForm(initial=as_texts(*before) | {"seen_at": job.updated_at.isoformat()})
+            form = EditForm(before, initial=as_texts(before) | {"seen_at": job.updated_at.isoformat()})
         return self._edit_page(request, job, form)
 
     def _edited(
-        self, request: HttpRequest, job: BackgroundJob, before: Arguments, form: EditForm
+        self, request: HttpRequest, job: BackgroundJob, before: Redacted, form: EditForm
     ) -> HttpResponse | None:
         """Show what differs, and when that has been seen, do it. None where the form has an error."""
-        args, kwargs = after = form.cleaned_data["args"], form.cleaned_data["kwargs"]
-        lines = difference(before, after)
+        args, kwargs = form.cleaned_data["args"], form.cleaned_data["kwargs"]
         try:
-            operations.check_arguments(job.job_name, args, kwargs)
+            payload = operations.check_arguments(job.job_name, args, kwargs)
+            lines = difference(before, Redacted(job.job_name, payload))
             if "confirmed" not in request.POST:
                 if lines:
                     return self._edit_page(request, job, form, lines)

@@ -28,8 +28,9 @@ from ..conf import config
 from ..lifecycle import Status
 from ..models import BackgroundJob, DeadLetter
 from ..operations import Filter
-from .jobs import MOST_SUMMARY, JobAdmin, ids_of
-from .lists import JobList, QueueFilter, job_id
+from ..redaction import Redacted
+from .jobs import JobAdmin, ids_of
+from .lists import MOST_SEARCHED, JobList, QueueFilter, find_groups, job_id, small_payload, summary
 from .page import MOST_TEXT, ago, attempt_of, breakable
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ class LetterList(JobList):
         """Those of one group, where the list is of these and nothing else."""
         if self.filter.job is None or self.filter.fingerprint is None:
             return None
-        groups = find_groups(self.filter, 1)
+        groups = find_groups(self.filter, among=WINDOW, most=1)
         return Alike(groups[0]) if groups else None
 
 
@@ -250,7 +251,7 @@ class Alike:
 
     def __init__(self, group: store.Group) -> None:
         self.group = group
-        self.error = first_line(group.error)
+        self.error = group.error
         self.first, self.last = ago(group.first_at), ago(group.last_at)
         self.name = breakable(group.job_name)
 
@@ -261,17 +262,9 @@ class Alike:
     @cached_property
     def traceback(self) -> str:
         rows = BackgroundJob.objects.using(config().DATABASE).filter(pk=self.group.example)
-        latest = rows.values_list("errors__-1", flat=True).first()
-        return attempt_of(latest).traceback[:MOST_TEXT] if isinstance(latest, dict) else ""
-
-
-def first_line(text: str | None) -> str:
-    return ((text or "").strip().splitlines() or ["no text"])[0]
-
-
-def find_groups(filter: Filter, most: int) -> list[store.Group]:
-    with store.own_transaction(config().DATABASE) as cursor:
-        return store.groups(cursor, Status.FAILED, filter.criteria(), limit=WINDOW, most=most)
+        latest, payload = rows.values_list("errors__-1", small_payload()).first() or (None, None)
+        redacted = Redacted(self.group.job_name, payload)
+        return attempt_of(latest, redacted).traceback[:MOST_TEXT] if isinstance(latest, dict) else ""
 
 
 @admin.register(DeadLetter)
@@ -288,7 +281,9 @@ class DeadLetterAdmin(JobAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         failed: QuerySet[Any] = (
-            super().get_queryset(request).annotate(summary=Left("last_error", MOST_SUMMARY))
+            super()
+            .get_queryset(request)
+            .annotate(beginning=Left("last_error", MOST_SEARCHED), small_payload=small_payload())
         )
         return failed
 
@@ -325,7 +320,7 @@ class DeadLetterAdmin(JobAdmin):
         return self._patiently(request, partial(self._groups_page, request, filter))
 
     def _groups_page(self, request: HttpRequest, filter: Filter) -> HttpResponse:
-        groups = find_groups(filter, MOST_GROUPS)
+        groups = find_groups(filter, among=WINDOW, most=MOST_GROUPS)
         context = {
             **self.admin_site.each_context(request),
             "title": "Dead letters by error",
@@ -348,7 +343,8 @@ class DeadLetterAdmin(JobAdmin):
 
     @admin.display(description="last error")
     def error(self, job: Any) -> SafeString:
-        return format_html('<span class="pgjobs-error">{}</span>', first_line(job.summary))
+        line = summary(job.job_name, job.small_payload, job.beginning)
+        return format_html('<span class="pgjobs-error">{}</span>', line)
 
     @admin.display(description="failed", ordering="updated_at")
     def updated(self, job: BackgroundJob) -> SafeString:

@@ -9,16 +9,49 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
-from django.db.models import QuerySet
+from django.db.models import Case, Func, IntegerField, QuerySet, TextField, When
+from django.db.models.functions import Cast, Length
+from django.db.models.lookups import LessThan
 from django.http import HttpRequest
 
 from .. import store
 from ..conf import config
 from ..lifecycle import Status
+from ..models import BackgroundJob
+from ..operations import Filter
+from ..redaction import Redacted
 
 MOST = 10_000  # jobs that a list goes through
 WINDOW = 50_000  # ids among which jobs are looked for where no index helps
 MOST_QUEUES = 200
+MOST_SUMMARY = 300  # characters of an error in a list
+MOST_SEARCHED = 2_000  # characters of an error that are searched for secrets
+SMALL = 2000  # bytes of a payload as it is stored, beside its row
+LONGEST = 10_000  # characters of the same
+
+
+def small_payload() -> Case:
+    """The payload of a job as JSON text, so that a list can find its secrets; null where it is large."""
+    size = Func("payload", function="pg_column_size", output_field=IntegerField())
+    text = Cast("payload", TextField())
+    return Case(When(LessThan(size, SMALL) & LessThan(Length(text), LONGEST), then=text))
+
+
+def summary(job_name: str, payload: str | None, error: str | None) -> str:
+    """The first line of a job's error, as it may be shown in a list."""
+    line = ((error or "").strip().splitlines() or ["no text"])[0]
+    return Redacted(job_name, payload).summary(line)[:MOST_SUMMARY]
+
+
+def find_groups(filter: Filter, *, among: int, most: int) -> list[store.Group]:
+    """The largest groups of jobs that failed alike, each with what may be shown of its error."""
+    with store.own_transaction(config().DATABASE) as cursor:
+        groups = store.groups(cursor, filter.status, filter.criteria(), limit=among, most=most)
+    rows = BackgroundJob.objects.using(config().DATABASE).filter(pk__in=[each.example for each in groups])
+    payloads = dict(rows.values_list("pk", small_payload()))
+    return [
+        each._replace(error=summary(each.job_name, payloads.get(each.example), each.error)) for each in groups
+    ]
 
 
 def job_id(text: str) -> int | None:

@@ -13,17 +13,18 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.timesince import timesince
 
-from .. import jobs, store
+from .. import jobs, redaction, store
 from ..conf import config
 from ..lifecycle import Status
 from ..models import BackgroundJob, BackgroundWorker, Progress
+from ..redaction import HIDDEN, MOST_READ, Redacted
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
 
 MOST_TEXT = 20_000  # characters of a payload, a result, a traceback
 MOST_ERRORS = 200_000  # characters of the history of errors, as JSON
-PRETTY = 200_000  # bytes of JSON that are still laid out
+PRETTY = 200_000  # characters of JSON that are still laid out
 
 
 def badge(status: str) -> SafeString:
@@ -81,12 +82,15 @@ class JobPage:
     def __init__(self, job: BackgroundJob) -> None:
         alias = config().DATABASE
         self.job = job
-        self.texts = store.texts(job.pk, alias, most=MOST_TEXT, most_errors=MOST_ERRORS, pretty=PRETTY)
+        self.texts = store.texts(job.pk, alias, most=MOST_READ, most_errors=MOST_ERRORS, pretty=0)
+        payload = self.texts.get("payload")
+        readable = payload is not None and not payload.cut
+        self.redacted = Redacted(job.job_name, payload.shown if payload and readable else None)
         self.badge = badge(job.status)
         self.known = jobs.find(job.job_name) is not None
         self.payload = self._preview("payload")
         self.result = self._preview("result")
-        self.metadata = None if self._shown("metadata") in ("", "{\n}", "{}") else self._preview("metadata")
+        self.metadata = None if self._shown("metadata") in ("", "{}") else self._preview("metadata")
         self.last_error = self._preview("last_error")
         worker = None
         if job.worker_id is not None:
@@ -100,8 +104,18 @@ class JobPage:
         if name not in self.texts:
             return None
         text = self.texts[name]
-        note = f"Cut: all of it has {filesizeformat(text.size)}." if text.cut else ""
-        return Preview(text.shown, note)
+        size = filesizeformat(text.size)
+        if name == "last_error":
+            is_cut = text.cut or len(text.shown) > MOST_TEXT
+            shown = self.redacted.text(text.shown[:MOST_TEXT], is_cut=is_cut)
+        elif (value := _read(text)) is None:
+            if redaction.is_on() and text.shown != "null":
+                return Preview(HIDDEN, f"It has {size}, and could not be searched for secrets.")
+            shown, is_cut = text.shown, text.cut
+        else:
+            shown = _laid_out(self.redacted.payload if name == "payload" else self.redacted.value(value))
+            is_cut = len(shown) > MOST_TEXT
+        return Preview(shown[:MOST_TEXT], f"Cut: all of it has {size}." if is_cut else "")
 
     @cached_property
     def story(self) -> list[SafeString]:
@@ -160,7 +174,7 @@ class JobPage:
         if job.crashes:
             facts.append(("Killed its executor", f"{job.crashes} time{'' if job.crashes == 1 else 's'}"))
         if job.unique_key is not None:
-            facts.append(("Unique key", job.unique_key))
+            facts.append(("Unique key", self.redacted.text(job.unique_key)))
         if not job.rerun_if_lost:
             facts.append(("If lost", "fails, and is not run again"))
         return facts
@@ -172,11 +186,12 @@ class JobPage:
         entries = _read(text)
         if not isinstance(entries, list):
             return []
-        return [attempt_of(entry) for entry in reversed(entries) if isinstance(entry, dict)][:20]
+        newest_first = [entry for entry in reversed(entries) if isinstance(entry, dict)][:20]
+        return [attempt_of(entry, self.redacted) for entry in newest_first]
 
     @cached_property
     def progress(self) -> Progress | None:
-        metadata = _read(self.texts.get("metadata"))
+        metadata = self.redacted.value(_read(self.texts.get("metadata")))
         return Progress.read(metadata.get("progress")) if isinstance(metadata, dict) else None
 
     @cached_property
@@ -186,7 +201,7 @@ class JobPage:
         if text is None or self.attempts or text.shown == "[]":
             return None
         note = f"The history of errors cannot be laid out; it has {filesizeformat(text.size)}."
-        return Preview(text.shown[:MOST_TEXT], note)
+        return Preview(self.redacted.text(text.shown[:MOST_TEXT], is_cut=True), note)
 
 
 FINAL = {Status.FAILED: "Failed", Status.COMPLETED: "Completed", Status.CANCELLED: "Cancelled"}
@@ -196,18 +211,30 @@ def moment(instant: datetime) -> SafeString:
     return format_html('{} <span class="quiet">{}</span>', exactly(instant), in_words(instant))
 
 
-def attempt_of(entry: dict[str, Any]) -> Attempt:
+def attempt_of(entry: dict[str, Any], redacted: Redacted) -> Attempt:
     def text(key: str) -> str:
         value = entry.get(key)
         return "" if value is None else str(value)[:MOST_TEXT]
+
+    def about(key: str) -> str:
+        return redacted.text(text(key), is_cut=len(text(key)) == MOST_TEXT)
 
     try:
         when = datetime.fromisoformat(text("at"))
         moment(when)
     except (ValueError, TypeError, OverflowError):
         when = None
-    summary = f"{text('exception').rpartition('.')[2]}: {text('message')}".removeprefix(": ")
-    return Attempt(text("attempt"), when, summary, text("traceback"), text("worker"))
+    summary = f"{text('exception').rpartition('.')[2]}: {about('message')}".removeprefix(": ")
+    return Attempt(text("attempt"), when, summary, about("traceback"), text("worker"))
+
+
+def _laid_out(value: Any) -> str:
+    """JSON as people read it."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        return text if len(text) > PRETTY else json.dumps(value, ensure_ascii=False, indent=4)
+    except RecursionError:  # in the encoder that lays out, which is the slower one
+        return text
 
 
 def _read(text: store.Text | None) -> Any:

@@ -33,10 +33,10 @@ from .. import jobs, store
 from ..conf import config
 from ..exceptions import InvalidArguments
 from ..models import BackgroundSchedule
-from ..payload import decode_arguments
+from ..redaction import Redacted
 from ..schedules import MISSED, find_zone, name_problem
 from ..ticking import job_of
-from .arguments import parsed
+from .arguments import parsed, restored
 from .page import MOST_TEXT, ago, breakable, in_words, moment
 from .readonly import ReadOnlyAdmin
 
@@ -214,11 +214,8 @@ class SchedulePage:
     def arguments(self) -> str:
         if self.payload is None:
             return "They are too large to be shown."
-        try:
-            text = json.dumps(json.loads(self.payload), indent=2, ensure_ascii=False)
-        except (ValueError, RecursionError):
-            text = self.payload
-        return text[:MOST_TEXT]
+        redacted = Redacted(self.schedule.job_name, self.payload)
+        return json.dumps(redacted.payload, indent=2, ensure_ascii=False)[:MOST_TEXT]
 
     @cached_property
     def facts(self) -> list[tuple[str, Any]]:
@@ -304,17 +301,17 @@ class ScheduleForm(ModelForm):
         if "name" in self.fields:
             self.fields["name"].required = False
             self.fields["name"].help_text = "By default, the name of the job."
+        self.redacted: Redacted | None = None
         if self.instance._state.adding:
             self.initial.setdefault("timezone", get_default_timezone_name())
         else:
             self.initial.update(self._stored_arguments())
 
     def _stored_arguments(self) -> dict[str, str]:
-        try:
-            args, kwargs = decode_arguments(payload_text(self.instance) or "")
-        except ValueError:
+        self.redacted = Redacted(self.instance.job_name, payload_text(self.instance))
+        if not isinstance(self.redacted.payload, dict):
             return {}
-        shown = {"args": args, "kwargs": kwargs}
+        shown = {name: self.redacted.payload.get(name) for name in ("args", "kwargs")}
         return {name: json.dumps(value, ensure_ascii=False) for name, value in shown.items() if value}
 
     def clean(self) -> dict[str, Any]:
@@ -349,8 +346,9 @@ class ScheduleForm(ModelForm):
             self.add_error("cron" if cleaned["cron"] else "interval", str(error))
 
     def _check_arguments(self, cleaned: dict[str, Any]) -> None:
-        args = parsed(self, "args", cleaned["args"], [])
-        kwargs = parsed(self, "kwargs", cleaned["kwargs"], {})
+        known = None if "job_name" in self.changed_data else self.redacted  # another job gets no secrets
+        args = restored(self, "args", parsed(self, "args", cleaned["args"], []), known)
+        kwargs = restored(self, "kwargs", parsed(self, "kwargs", cleaned["kwargs"], {}), known)
         if self.errors:
             return
         function = jobs.find(cleaned["job_name"])
