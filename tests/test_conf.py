@@ -103,8 +103,8 @@ def test_no_retention_deletes_a_job_as_it_completes(retention, deletes):
             (
                 {"REDACT": ["token", value]},
                 (
-                    f"PGJOBS: REDACT has the pattern {value!r}; it must have 1 to 100 characters besides - and"
-                    " _, and at most 4 stars."
+                    f"PGJOBS: REDACT has the pattern {value!r}; it must have 1 to 100 characters besides -"
+                    " and _, and at most 4 stars."
                 ),
             )
             for value in ("", "_-", "*a*a*a*a*", "x" * 101)
