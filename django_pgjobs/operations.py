@@ -484,15 +484,24 @@ class Preview(NamedTuple):
 
     def __str__(self) -> str:
         """Such as "48,211 dead letters"."""
-        plural = "" if self.number == 1 and self.is_exact else "s"
-        return f"{'' if self.is_exact else 'at least '}{self.number:,} {self.noun}{plural}"
+        if not self.is_exact:
+            return f"at least {self.number:,} {self.noun}s" if self.number else f"perhaps older {self.noun}s"
+        return f"{self.number:,} {self.noun}{'' if self.number == 1 else 's'}"
+
+    @property
+    def is_nothing(self) -> bool:
+        return self.is_exact and not self.number
 
 
-def preview(filter: Filter, until: datetime = LAST_DAY) -> Preview:
-    """How many jobs a filter finds: exactly, unless there are more than `MOST_COUNTED` to look at."""
+def preview(filter: Filter, until: datetime = LAST_DAY, *, exactly: bool = False) -> Preview:
+    """How many jobs a filter finds: exactly, unless there are more than `MOST_COUNTED` to look at.
+
+    With `exactly` all are looked at, however long it takes.
+    """
+    most = None if exactly else MOST_COUNTED
     with store.own_transaction(config().DATABASE) as cursor:
-        number, looked_at = store.count(cursor, filter.status, filter.criteria(until), MOST_COUNTED)
-    return Preview(number, looked_at < MOST_COUNTED, filter.noun)
+        number, looked_at = store.count(cursor, filter.status, filter.criteria(until), most)
+    return Preview(number, most is None or looked_at < most, filter.noun)
 
 
 # ── Operations ────────────────────────────────────────────────────────────────────────────────────────────
@@ -508,15 +517,17 @@ def begin(
     reason: str = "",
     manner: Manner = AT_ONCE,
     at: datetime | None = None,
+    found: Preview | None = None,
 ) -> BackgroundOperation:
     """Write down an act on all jobs that a filter finds; with `at`, on those that it found at that time.
 
-    None of them is changed before the operation is carried on.
+    `found` is how many these are, where somebody has counted them. None of them is changed before the
+    operation is carried on.
     """
     alias = config().DATABASE
     now = store.now(alias)
     begun = min(at or now, now)
-    found = preview(filter, begun)
+    found = found or preview(filter, begun)
     operation = BackgroundOperation.objects.using(alias).create(
         created_at=begun,
         act=act.name,

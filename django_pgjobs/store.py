@@ -694,8 +694,8 @@ def look(
     return [Found(*row) for row in cursor.fetchall()]
 
 
-def count(cursor: Cursor, status: Status, criteria: Mapping[str, Any], limit: int) -> tuple[int, int]:
-    """How many jobs match among the latest `limit` of a status, and how many were looked at."""
+def count(cursor: Cursor, status: Status, criteria: Mapping[str, Any], limit: int | None) -> tuple[int, int]:
+    """How many jobs match among the latest `limit` of a status, or all; and how many were looked at."""
     statements = sql.COUNT_AMONG if criteria["ids"] else sql.COUNT
     cursor.execute(statements[status], {**criteria, "limit": limit})
     matching, looked_at = cursor.fetchone()

@@ -272,6 +272,19 @@ def test_an_act_on_all_says_first_what_it_is_about_and_does_that(root: Client) -
     assert "None matches any more." in text_of(root.get(address))
 
 
+def test_what_is_too_old_to_be_counted_is_acted_on_all_the_same(
+    root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "MOST_COUNTED", 3)
+    (old,) = dead(1, queue_name="mail", updated_at=-timedelta(days=1))
+    dead(4)
+    page = text_of(root.get(f"{DEAD}act/discard/?queue=mail"))
+    assert "This is about perhaps older dead letters in the queue 'mail'." in page
+    ask(root, DEAD, "discard", {"queue": "mail"})
+    drain()
+    assert rows()[old]["status"] == "cancelled"
+
+
 def test_what_fails_while_somebody_reads_the_page_is_not_part_of_it(root: Client) -> None:
     (before,) = dead(1)
     address = f"{DEAD}act/discard/"

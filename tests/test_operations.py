@@ -130,7 +130,13 @@ def test_a_preview_looks_no_further_than_its_limit(monkeypatch: pytest.MonkeyPat
     assert str(operations.preview(Filter())) == "2 dead letters"
     dead(3)
     assert str(operations.preview(Filter(queue="mail"))) == "at least 1 dead letters"
+    assert operations.preview(Filter(queue="mail"), exactly=True) == (2, True, "dead letter")
     assert operations.begin(RETRY, Filter(queue="mail"), SHELL).expected is None
+    dead(4)
+    assert str(operations.preview(Filter(queue="mail"))) == "perhaps older dead letters"
+    assert run("retryjobs", "--queue", "mail", "--dry-run") == (
+        "2 dead letters in the queue 'mail' would be queued again.\n"
+    )
 
 
 # ── What becomes of it ────────────────────────────────────────────────────────────────────────────────────

@@ -314,6 +314,7 @@ class JobAdmin(ReadOnlyAdmin):
             "list_name": str(self.opts.verbose_name_plural).capitalize(),
             "act": act.name.capitalize(),
             "found": found,
+            "most_counted": f"{operations.MOST_COUNTED:,}",
             "words": str(filter),
             "groups": groups,
             "more_groups": groups[0].groups - len(groups) if groups else 0,

@@ -130,16 +130,15 @@ def carry_out(
     command: BaseCommand, act: Act, filter: Filter, options: dict[str, Any], manner: Manner = AT_ONCE
 ) -> None:
     """Do it, have it done, or say what would be done."""
-    found = operations.preview(filter)
-    if not found.number:
+    found = operations.preview(filter, exactly=True)
+    if found.is_nothing:
         command.stdout.write(f"No {filter.noun} matches.")
         return
     if options["dry_run"]:
         command.stdout.write(f"{found} {filter}".rstrip() + f" would be {act.steps[0].done}.")
         return
-    operation = operations.begin(
-        act, filter, person_of(options), reason=options["reason"] or "", manner=manner
-    )
+    reason = options["reason"] or ""
+    operation = operations.begin(act, filter, person_of(options), reason=reason, manner=manner, found=found)
     command.stdout.write(f"{operation}: {found} match{'es' if found.number == 1 else ''}.")
     _go_on(command, operation, options)
 
