@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import http.cookiejar
 import inspect
-import itertools
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 import pytest
@@ -48,93 +47,12 @@ from django_pgjobs.models import (
 )
 from django_pgjobs.testing import drain
 from tests.jobs import say
+from tests.markdown import DOCS, REFERENCE, ROOT, Block, anchors, blocks, code, section, table, tables
 from tests.scratch import scratch_database
 from tests.workers import DEADLINE, Workers, descendants, until
 
-ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
-REFERENCE = DOCS / "reference"
 TUTORIAL = DOCS / "tutorial" / "first-job.md"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
-
-
-# ── Reading Markdown ──────────────────────────────────────────────────────────────────────────────────────
-
-
-class Block(NamedTuple):
-    page: Path
-    line: int
-    language: str
-    instruction: str  # the comment just before it, if there is one
-    before: str  # the paragraph before it
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-
-def blocks(page: Path, language: str | None = None) -> list[Block]:
-    found = []
-    paragraph, last, instruction = "", "", ""
-    lines = iter(enumerate(page.read_text().splitlines(), start=1))
-    for number, line in lines:
-        if line.startswith("```"):
-            text = itertools.takewhile(lambda numbered: numbered[1] != "```", lines)
-            code = "".join(f"{line}\n" for _, line in text)
-            found.append(Block(page, number, line[3:], instruction, paragraph or last, code))
-            paragraph, instruction = "", ""
-        elif comment := re.fullmatch(r"<!-- (.*) -->", line):
-            instruction = comment[1]
-        elif line:
-            paragraph += f"{line}\n"
-        elif paragraph:
-            paragraph, last = "", paragraph
-    return [block for block in found if language in (None, block.language)]
-
-
-def section(page: Path, heading: str) -> str:
-    """The text below a heading, up to the next one of any level."""
-    text = page.read_text()
-    start = re.search(rf"^#+ {re.escape(heading)}$", text, re.M)
-    assert start, f"{page} has no heading {heading!r}"
-    body = text[start.end() :]
-    end = re.search(r"^#+ ", body, re.M)
-    return body[: end.start()] if end else body
-
-
-def tables(text: str) -> list[list[dict[str, str]]]:
-    """Each table as rows by the names of its columns."""
-    found: list[list[dict[str, str]]] = []
-    names: list[str] = []
-    for line in text.splitlines():
-        if not line.startswith("|"):
-            names = []
-            continue
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if not names:
-            names = cells
-            found.append([])
-        elif not all(re.fullmatch(":?-+:?", cell) for cell in cells):
-            assert len(cells) == len(names), line
-            found[-1].append(dict(zip(names, cells, strict=True)))
-    return found
-
-
-def table(page: Path, heading: str) -> list[dict[str, str]]:
-    (only,) = tables(section(page, heading))
-    return only
-
-
-def code(cell: str) -> list[str]:
-    """What stands in backticks."""
-    return re.findall(r"`([^`]+)`", cell)
-
-
-def anchors(page: Path) -> set[str]:
-    """The fragments under which headings can be reached, as GitHub makes them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
-    headings = re.findall(r"^#+ (.+)$", text, re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 # ── The reference ─────────────────────────────────────────────────────────────────────────────────────────
