@@ -28,6 +28,7 @@ PAGE = "/admin/django_pgjobs/overview/"
 FRAGMENT = f"{PAGE}?fragment"
 JOBS = "/admin/django_pgjobs/backgroundjob/"
 DEAD = "/admin/django_pgjobs/deadletter/"
+BY_ERROR = f"{DEAD}groups/"
 
 
 def client_of(*permissions: str, superuser: bool = False) -> Client:
@@ -101,7 +102,7 @@ def test_it_links_to_what_the_user_may_see(root: Client) -> None:
     job = make_job("processing", queue_name="a & b", worker_id=worker.pk)
     make_job("failed", queue_name="a & b")
     links = [f"{JOBS}?queue=a+%26+b", f"{JOBS}{job.pk}/change/"]
-    others = [f"{DEAD}?queue=a+%26+b", f"/admin/django_pgjobs/backgroundworker/{worker.pk}/change/"]
+    others = [f"{DEAD}groups/?queue=a+%26+b", f"/admin/django_pgjobs/backgroundworker/{worker.pk}/change/"]
     page = page_of(root)
     for link in links + others:
         assert f'href="{link}"' in page
@@ -176,7 +177,7 @@ def test_a_finding_leads_to_its_jobs(root: Client) -> None:
     for _ in range(10):
         make_job("failed", queue_name="bad")
     page = page_of(root)
-    for link in (f"{JOBS}{job.pk}/change/", f"{JOBS}?status=processing", DEAD, f"{DEAD}?queue=bad"):
+    for link in (f"{JOBS}{job.pk}/change/", f"{JOBS}?status=processing", BY_ERROR, f"{BY_ERROR}?queue=bad"):
         assert f'<a href="{link}">Show</a>' in page
     assert lost.pk != job.pk
     assert "Show</a>" in page_of(client_of("view_backgroundjob"))

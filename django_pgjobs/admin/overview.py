@@ -77,13 +77,13 @@ class OverviewAdmin(ReadOnlyAdmin):
         def no_page(*args: Any, **kwargs: Any) -> str:
             return ""
 
-        def jobs(model: Any) -> Callable[..., str]:
-            return lambda **query: f"{page(model, 'changelist')}?{urlencode(query)}".rstrip("?")
+        def jobs(model: Any, what: str = "changelist") -> Callable[..., str]:
+            return lambda **query: f"{page(model, what)}?{urlencode(query)}".rstrip("?")
 
         return Links(
             jobs=jobs(BackgroundJob) if may(BackgroundJob) else no_page,
             job=partial(page, BackgroundJob, "change") if may(BackgroundJob) else no_page,
-            dead_letters=jobs(DeadLetter) if may(DeadLetter) else no_page,
+            dead_letters=jobs(DeadLetter, "groups") if may(DeadLetter) else no_page,
             worker=partial(page, BackgroundWorker, "change") if may(BackgroundWorker) else no_page,
         )
 
