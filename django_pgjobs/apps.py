@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from django.apps import AppConfig
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.db.migrations.loader import MigrationLoader
 from django.db.models.signals import pre_migrate
 
 from . import checks, jobs, mail  # noqa: F401 - mail is a job function, too
+from .conf import config
 from .lifecycle import Status
 
 
@@ -20,10 +23,13 @@ class PGJobsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import operations  # noqa: F401 - one is a job function, too; they need the models
+        from . import alerts, operations  # noqa: F401 - both have a job function, and need the models
 
         checks.register()
         jobs.discover()
+        with suppress(ImproperlyConfigured):  # which is for the system checks to report
+            if config().ON_DEAD_LETTER is not None:
+                alerts.connect()
         pre_migrate.connect(create_status_type, sender=self, dispatch_uid="django_pgjobs.status")
 
     def run_now(self, ids: Iterable[int]) -> None:

@@ -18,6 +18,7 @@ from django.core import checks
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, Error, connections, router
+from django.utils.module_loading import import_string
 
 from . import deploy, jobs, store
 from .conf import DEFAULT_THREADS, SETTING, Config, config, default_processes, read
@@ -73,6 +74,16 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
             load_hook(path)
         except ImproperlyConfigured as error:
             problems.append(_error(13, str(error), "Name a module or object with capture() and restore()."))
+    if (path := readable.get("ON_DEAD_LETTER")) is not None:
+        try:
+            found = import_string(path)
+        except ImportError as error:
+            found, why = None, f"cannot be imported: {error}"
+        else:
+            why = "cannot be called"
+        if not callable(found):
+            text = f"{SETTING}['ON_DEAD_LETTER'] is {path!r}, which {why}."
+            problems.append(_error(14, text, "Name a function, such as 'django_pgjobs.alerts.mail_admins'."))
     return problems
 
 

@@ -88,6 +88,10 @@ class Config:
     EMAIL_QUEUE: str = "default"
     # The queue in which large operations of people, such as a retry of all dead letters, are carried on.
     OPERATIONS_QUEUE: str = "default"
+    # The dotted path of what is called with an `alerts.Alert` when jobs have become dead letters.
+    ON_DEAD_LETTER: str | None = None
+    # For how long nobody is told of further dead letters that have failed alike.
+    ALERT_INTERVAL: timedelta = timedelta(hours=1)
     # Whether enqueueing is refused, rather than warned about, while another database is in a transaction
     # and the queue's is not.
     STRICT_ALIAS: bool = False
@@ -135,7 +139,7 @@ class Config:
             number = getattr(self, name)
             if not 1 <= number <= most:
                 yield name, f"{name} is {number}; it must be from 1 to {most:,}."
-        for name in ("LEASE", "SWEEP_INTERVAL", "POLL_INTERVAL"):
+        for name in ("LEASE", "SWEEP_INTERVAL", "POLL_INTERVAL", "ALERT_INTERVAL"):
             duration = getattr(self, name)
             if not timedelta(0) < duration <= timedelta(days=1):
                 yield name, f"{name} is {duration}; it must be longer than zero and at most a day."

@@ -188,10 +188,16 @@ async def _awaited(body: Callable[[], Any]) -> Any:
 
 
 def announce(claim: Claim, event: Event, duration: float | None, error: JobError | None) -> None:
-    """Tell the receivers of `job_finished`, once it is committed, what became of an attempt."""
-    signals.job_finished.send_robust(
-        jobs.find(claim.job_name), job=CurrentJob(claim), event=event, duration=duration, error=error
-    )
+    """Tell the receivers of signals, once it is committed, what became of an attempt."""
+    for signal in (signals.job_finished, *([signals.job_buried] if event is Event.BURY else [])):
+        signal.send_robust(
+            jobs.find(claim.job_name), job=CurrentJob(claim), event=event, duration=duration, error=error
+        )
+
+
+def is_heard_of(event: Event) -> bool:
+    """Whether somebody wants to be told of an end of an attempt."""
+    return bool(signals.job_finished.receivers or (event is Event.BURY and signals.job_buried.receivers))
 
 
 def _prepare(claim: Claim) -> jobs.Call | Outcome:

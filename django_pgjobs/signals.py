@@ -19,3 +19,6 @@ job_started = Signal()
 # What became of an attempt is committed. Sent by an executor of the host that ran it, or by whoever swept.
 # job: CurrentJob; event: Event; duration: float, in seconds, or None if not known; error: JobError or None.
 job_finished = Signal()
+
+# A job has become a dead letter. Sent where and when `job_finished` is, with the same arguments.
+job_buried = Signal()

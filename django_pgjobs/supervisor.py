@@ -21,7 +21,7 @@ from typing import Any
 
 import psycopg
 
-from . import __version__, execution, jobs, signals, store, timeouts
+from . import __version__, execution, jobs, store, timeouts
 from .channel import NEVER, clock
 from .children import Child, Children, Held, News, Progressed, Started
 from .conf import Config, config
@@ -298,7 +298,7 @@ class Supervisor:
     def _expects_news(self) -> bool:
         """Whether something will be settled, or has been, that receivers have not been told."""
         waiting = self.news or self.unsettled or self.pending
-        return bool(waiting and signals.job_finished.receivers)
+        return bool(waiting and execution.is_heard_of(Event.BURY))
 
     def _abort(self, held: Held) -> None:
         """End a job that somebody has asked to stop, or that may be running elsewhere."""
@@ -516,7 +516,7 @@ class Supervisor:
             self._tell(claim, verdict, None)
 
     def _tell(self, claim: store.Claim, verdict: Verdict, duration: float | None) -> None:
-        if signals.job_finished.receivers:
+        if execution.is_heard_of(verdict.event):
             self.news.append(Finished(claim, verdict.event, duration, verdict.error))
 
     def _lose(self, held: Held) -> None:

@@ -79,6 +79,18 @@ def test_e013_a_context_hook_that_is_not_there() -> None:
     assert settings_found({"CONTEXT": "tests.context_hook"}) == []
 
 
+def test_e014_what_is_to_be_called_and_is_not_there() -> None:
+    (problem,) = settings_found({"ON_DEAD_LETTER": "tests.nowhere.note"})
+    assert problem[0] == "E014"
+    assert problem[1].startswith(
+        "PGJOBS['ON_DEAD_LETTER'] is 'tests.nowhere.note', which cannot be imported: "
+    )
+    assert settings_found({"ON_DEAD_LETTER": "tests.alarms.not_callable"}) == [
+        ("E014", "PGJOBS['ON_DEAD_LETTER'] is 'tests.alarms.not_callable', which cannot be called.")
+    ]
+    assert settings_found({"ON_DEAD_LETTER": "django_pgjobs.alerts.mail_admins"}) == []
+
+
 def test_e005_an_alias_that_does_not_exist() -> None:
     assert settings_found({"DATABASE": "nope"}) == [
         ("E005", "PGJOBS: DATABASE is 'nope', which is not an alias in DATABASES.")
@@ -511,7 +523,7 @@ def test_the_reference_lists_every_check() -> None:
     ids = {f"django_pgjobs.{'E' if kind == 'error' else 'W'}{int(number):03}" for kind, number in numbers}
     reference = (ROOT / "docs" / "reference" / "checks.md").read_text()
     assert ids == set(re.findall(r"django_pgjobs\.[EW]\d{3}", reference))
-    assert len(ids) == 28
+    assert len(ids) == 29
     tests = Path(__file__).read_text()
     assert all(f"def test_{id.rpartition('.')[2].lower()}_" in tests for id in ids)
 

@@ -120,7 +120,7 @@ def test_no_retention_deletes_a_job_as_it_completes(retention, deletes):
         ),
         *(
             ({name: value}, f"PGJOBS: {name} is {text}; it must be longer than zero and at most a day.")
-            for name in ("LEASE", "SWEEP_INTERVAL", "POLL_INTERVAL")
+            for name in ("LEASE", "SWEEP_INTERVAL", "POLL_INTERVAL", "ALERT_INTERVAL")
             for value, text in ((0, "0:00:00"), (-1, "-1 day, 23:59:59"), (86_401, "1 day, 0:00:01"))
         ),
         *(
