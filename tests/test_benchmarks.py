@@ -18,7 +18,7 @@ from tests.database import choose
 
 pytestmark = pytest.mark.processes
 
-TINY = ["--jobs=100", "--samples=4", "--seconds=0.2", "--backlog=200", "--history=200", "--minutes=0.05"]
+TINY = ["--jobs=100", "--samples=4", "--seconds=0.2", "--backlog=200", "--history=200", "--minutes=0.02"]
 
 
 def benchmarks(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

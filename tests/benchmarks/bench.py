@@ -197,7 +197,8 @@ class Bench:
             yield hosts
             for host in hosts:
                 host.stop()
-                sys.stderr.write(host.log.read_text()[-1000:])  # warnings, if any
+                warnings = host.log.read_text().splitlines(keepends=True)
+                sys.stderr.writelines(warnings[-3:])
         finally:
             for host in hosts:
                 host.kill()

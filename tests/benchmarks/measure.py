@@ -19,9 +19,8 @@ import psycopg
 TICKS = os.sysconf("SC_CLK_TCK")
 PROC = Path("/proc")
 
-WORKER_CPU = "CPU s per 1,000: worker or client"
-SERVER_CPU = "server"
-WAL = "WAL bytes per job"
+# What jobs cost, as a report calls it: 1,000 of them, but for the last.
+COSTS = ("CPU s per 1,000: worker or client", "server", "WAL bytes per job")
 
 
 @dataclass(frozen=True)
@@ -125,12 +124,8 @@ class Cost:
         """What 1,000 jobs took, and the WAL of one."""
         if not jobs:
             return {}
-        costs = {
-            WORKER_CPU: self.worker / jobs * 1000,
-            SERVER_CPU: self.server / jobs * 1000,
-            WAL: self.wal / jobs,
-        }
-        return {name: value for name, value in costs.items() if not math.isnan(value)}
+        costs = (self.worker / jobs * 1000, self.server / jobs * 1000, self.wal / jobs)
+        return {name: cost for name, cost in zip(COSTS, costs, strict=True) if not math.isnan(cost)}
 
 
 class Meter:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .measure import Figure, Summary, summary
+from .measure import COSTS, Figure, Summary, summary
 
 HIGHER_IS_BETTER = {"jobs/s", "commits/s"}
 
@@ -97,7 +97,8 @@ def markdown(results: Results) -> str:
 def table(runs: list[list[Figure]]) -> Iterator[str]:
     """One row for each figure, with those columns that any of them has."""
     last = {figure.name: figure for run in runs for figure in run}
-    details = list(dict.fromkeys(name for figure in last.values() for name in figure.details))
+    details = list(dict.fromkeys([*COSTS, *(name for figure in last.values() for name in figure.details)]))
+    details = [name for name in details if any(name in figure.details for figure in last.values())]
     compared = any(figure.floor for figure in last.values())
     several = len(runs) > 1
     header = ["", f"median of {len(runs)}" if several else "once"]

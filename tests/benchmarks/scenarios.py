@@ -238,7 +238,7 @@ def latency_idle(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
             bench.until_empty()
             ours += pickups(sent, bench.moments())
     yield from percentiles("bare LISTEN and claim", bare)
-    yield from percentiles("ours", ours, floor="bare LISTEN and claim")
+    yield from percentiles("ours", ours, beside="bare LISTEN and claim")
 
 
 def trickle(bench: Bench, samples: int) -> dict[int, float]:
@@ -272,7 +272,7 @@ def latency_busy(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
             sent = offer(bench, rate, sizes.seconds)
             cost = meter.read().each(len(sent)) | offered(sent)
             ours = pickups(sent, bench.moments())
-        yield from percentiles(f"ours, {rate:,} jobs/s", ours, floor=f"bare, {rate:,} jobs/s", details=cost)
+        yield from percentiles(f"ours, {rate:,} jobs/s", ours, beside=f"bare, {rate:,} jobs/s", details=cost)
 
 
 def offer(bench: Bench, rate: float, seconds: float) -> dict[int, float]:
@@ -295,12 +295,12 @@ def pickups(sent: dict[int, float], moments: dict[int, float]) -> list[float]:
 
 
 def percentiles(
-    name: str, values: list[float], *, floor: str = "", details: dict[str, float] | None = None
+    name: str, values: list[float], *, beside: str = "", details: dict[str, float] | None = None
 ) -> Iterator[Figure]:
     for percent in (50, 99):
-        beside = (f"{floor}, p{percent}",) if floor else ()
+        floors = (f"{beside}, p{percent}",) if beside else ()
         value = percentile(values, percent)
-        yield Figure(f"{name}, p{percent}", value, "ms", beside, details or {} if percent == 50 else {})
+        yield Figure(f"{name}, p{percent}", value, "ms", floors, details or {} if percent == 50 else {})
 
 
 # ── Enqueueing ────────────────────────────────────────────────────────────────────────────────────────────
@@ -440,7 +440,7 @@ def paced(bench: Bench, seconds: float, pids: list[int]) -> tuple[Watch, dict[st
     with Clients(2, floor.offer, bench.url, "moment", 250, seconds) as offering:
         meter = Meter(bench.connection, pids)
         offering.go()
-        watch = Watch(bench.connection, seconds)
+        watch = Watch(bench.connection, seconds, lag=5.0)
         while watch.goes_on():
             watch.look()
         cost = meter.read()
@@ -567,7 +567,7 @@ def peers_latency(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
     yield from latency_idle(bench, sizes)
     for name, python in as_they_come(bench):
         waits = peers.Installed(bench, name, python).pickups(max(sizes.samples // 3, 1))
-        yield from percentiles(name, waits, floor="bare LISTEN and claim")
+        yield from percentiles(name, waits, beside="bare LISTEN and claim")
 
 
 @scenario("peers-enqueue", "Enqueueing by one client: other queues for Python", PEERS)

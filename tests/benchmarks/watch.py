@@ -16,8 +16,8 @@ from .measure import Figure, percentile
 WINDOWS = 60
 TENTHS = 10
 
-# What was completed between then and a second ago, and that moment: by now, its transactions have ended.
-# Costs what there is to count, and no more.
+# What was completed between then and a moment ago, and that moment; long enough ago for its transactions to
+# have ended. Costs what there is to count, and no more.
 LOOK = """
 SELECT count(*), array_agg(id), array_agg(result::float8),
        statement_timestamp() - %(ago)s * interval '1 second'
@@ -35,13 +35,18 @@ SELECT pg_relation_size('background_jobs') / 1e6, pg_indexes_size('background_jo
 
 
 class Watch:
-    """Looks at the queue from when it is made, for so many seconds."""
+    """Looks at the queue from when it is made, for so many seconds.
 
-    def __init__(self, connection: psycopg.Connection[Any], seconds: float) -> None:
+    What is completed is counted `lag` seconds later. What commits even later is not, so that this must be
+    long where every job counts.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], seconds: float, *, lag: float = 1.0) -> None:
         self.completed = 0
         self.sent: dict[int, float] = {}  # when each job was sent
         self._connection = connection
         self._seconds = seconds
+        self._lag = lag
         self._began = time.monotonic()
         self._since = self._clock()
         self._counts: list[tuple[float, float, int]] = []  # from when until when how many
@@ -57,10 +62,10 @@ class Watch:
         return self._now() < self._seconds
 
     def look(self) -> int:
-        """Wait for a moment, and look. Returns how many jobs have been completed until a second ago."""
+        """Wait for a moment, and look. Returns how many jobs have been counted so far."""
         time.sleep(min(0.2, self._seconds / WINDOWS))
-        if self._now() > 1.0:
-            self._count(ago=1.0)
+        if self._now() > self._lag:
+            self._count(self._lag)
         if len(self._sizes) <= self._now() / self._seconds * WINDOWS:
             row = self._connection.execute(SIZES).fetchone()
             assert row is not None
