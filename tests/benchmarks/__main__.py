@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import asdict, fields, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
 from django_pgjobs.conf import DEFAULT_THREADS, default_processes
 from example_project import embedded_postgres
@@ -29,13 +30,14 @@ def main() -> None:
     installed = {} if arguments.no_peers else peers.found(arguments.peers)
     legs = {"quick"} if arguments.quick else {"default", "peers"} if installed else {"default"}
     names = arguments.only or [name for name, each in SCENARIOS.items() if legs & set(each.legs)]
+    if not installed and any("peers" in SCENARIOS[name].legs for name in names):
+        fail(f"{arguments.peers} has no environment of another queue. The README says how to make them.")
     results = Results(arguments.json)
     try:
         for name in names:
             results.check(name, arguments.conditions)
     except ValueError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(2)
+        fail(str(error))
     missing = [
         (run, name) for run in range(arguments.runs) for name in names if len(results.runs(name)) <= run
     ]
@@ -92,6 +94,11 @@ def about(bench: Bench) -> dict[str, str]:
         "Worker hosts": "runjobs " + " ".join(bench.options),
         "Peers": ", ".join(peers.versions(bench.peers)) or "none",
     }
+
+
+def fail(why: str) -> NoReturn:
+    say(why)
+    sys.exit(2)
 
 
 def say(text: str) -> None:
