@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import http.cookiejar
 import inspect
+import itertools
 import json
 import logging
 import os
@@ -94,6 +95,7 @@ def test_settings_gives_the_ranges_that_are_enforced(settings: Any) -> None:
             assert list(conf.read({name: most + 1}).problems()), name
 
 
+COMMANDS_PAGE = REFERENCE / "commands.md"
 COMMANDS = [
     "runjobs", "sweepjobs", "prunejobs", "checkjobs", "canceljobs", "retryjobs", "discardjobs", "pausequeue",
     "resumequeue", "jobstats", "jobsdoctor",
@@ -113,15 +115,13 @@ def own_options(name: str) -> dict[str, argparse.Action]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_lists_every_option_in_the_order_of_help(name: str) -> None:
-    rows = tables(section(REFERENCE / "commands.md", name))[0]
+    rows = tables(section(COMMANDS_PAGE, name))[0]
     assert [code(row["option"])[0] for row in rows] == list(own_options(name))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_gives_the_defaults_of_the_parser(name: str) -> None:
-    defaults = {
-        code(row["option"])[0]: row["default"] for row in tables(section(REFERENCE / "commands.md", name))[0]
-    }
+    defaults = {code(row["option"])[0]: row["default"] for row in tables(section(COMMANDS_PAGE, name))[0]}
     for option, action in own_options(name).items():
         shown = defaults[option]
         if action.nargs == 0:
@@ -144,6 +144,28 @@ def test_commands_gives_the_defaults_of_the_parser(name: str) -> None:
 def test_commands_covers_every_command() -> None:
     found = {path.stem for path in (ROOT / "django_pgjobs/management/commands").glob("[!_]*.py")}
     assert found == set(COMMANDS)
+    assert [row["command"] for row in table(COMMANDS_PAGE, "Commands")] == [
+        f"[{name}](#{name})" for name in COMMANDS
+    ]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_says_what_the_help_says(name: str) -> None:
+    (row,) = [row for row in table(COMMANDS_PAGE, "Commands") if row["command"].startswith(f"[{name}]")]
+    parser = load_command_class("django_pgjobs", name).create_parser("manage.py", name)
+    for part in row["what it is for"].rstrip(".").split("; or "):
+        assert part in (parser.description or "")
+    help_ = parser.format_help()
+    for option in own_options(name):
+        assert option in help_
+    assert all(action.help for action in own_options(name).values()), f"{name} has options without help"
+
+
+def test_commands_names_the_options_of_every_command() -> None:
+    intro = section(COMMANDS_PAGE, "Commands").partition("Beside their own options")[2]
+    actions = BaseCommand().create_parser("manage.py", "any")._actions
+    names = {name for action in actions for name in action.option_strings if name.startswith("--")}
+    assert set(code(intro.partition("\n\n")[0])) == names
 
 
 def test_statuses_lists_the_statuses_in_order() -> None:
@@ -536,6 +558,16 @@ def test_each_guarantee_names_tests_that_exist() -> None:
         assert named, f"Nothing shows: {clause.splitlines()[0]}"
         for path, name in named:
             assert f"\ndef {name}(" in (ROOT / path).read_text(), f"{path} has no {name}."
+
+
+def test_what_the_comparison_says_of_this_package_is_shown_elsewhere() -> None:
+    page = DOCS / "explanation" / "comparison.md"
+    *compared, lacking = tables(page.read_text())
+    for row in itertools.chain(*compared):
+        assert {*row.values()} - {row[""]} <= {"yes", "partly", "no", "–"}
+        assert row["here"] == "yes"
+        assert re.fullmatch(r"\[.+\]\(.+\.md\S*\)", row[""])
+    assert {row["here"] for row in lacking} == {"no"}
 
 
 def test_the_changelog_has_its_headings() -> None:
