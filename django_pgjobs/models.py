@@ -148,6 +148,7 @@ class BackgroundJob(models.Model):
             ("retry_job", "Can retry failed and cancelled jobs"),
             ("discard_job", "Can discard dead letters"),
             ("edit_job", "Can retry jobs with edited arguments"),
+            ("export_job", "Can export jobs, without secrets"),
             ("cancel_job", "Can cancel queued jobs and stop running ones"),
         ]
         indexes = [

@@ -380,6 +380,22 @@ def _named(job: store.Seen) -> BackgroundJob:
     return BackgroundJob(id=job.id, job_name=job.job_name)
 
 
+def note_export(by: Person, what: str) -> None:
+    """Write down that somebody has taken jobs along. `what` says which and how, as in "as CSV: job 7"."""
+    if not by.user_key or not apps.is_installed("django.contrib.admin"):
+        return
+    from django.contrib.admin.models import CHANGE, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    LogEntry.objects.create(
+        user_id=by.user_key,
+        content_type=ContentType.objects.get_for_model(BackgroundJob),
+        object_repr="jobs",
+        action_flag=CHANGE,
+        change_message=f"Exported {what}.",
+    )
+
+
 def _log(by: Person, history: Mapping[str, Sequence[models.Model]]) -> None:
     """Write sentences into the histories of the objects that they are about, in the name of a user.
 

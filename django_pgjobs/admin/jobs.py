@@ -18,7 +18,8 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.views.decorators.http import require_POST
@@ -26,10 +27,22 @@ from django.views.decorators.http import require_POST
 from .. import operations, store
 from ..conf import config
 from ..exceptions import InvalidArguments
+from ..export import FORMS, jobs_of
 from ..jobs import find
 from ..lifecycle import Status
 from ..models import BackgroundJob, BackgroundOperation, DeadLetter
-from ..operations import CANCEL, DISCARD, REASON_LIMIT, RETRY, Act, Filter, Manner, Person, perform
+from ..operations import (
+    CANCEL,
+    DISCARD,
+    REASON_LIMIT,
+    RETRY,
+    Act,
+    Filter,
+    Manner,
+    Person,
+    note_export,
+    perform,
+)
 from ..redaction import Redacted
 from .arguments import (
     EditForm,
@@ -84,6 +97,18 @@ def cancel_jobs(model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[
     across = _is_across(request)
     ids = list(queryset.values_list("pk", flat=True)[:MOST]) if across else _selected(request)
     model_admin.act_on(CANCEL, request, ids)
+
+
+@admin.action(permissions=["export"], description="Export as CSV")
+def export_csv(model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponseBase:
+    return model_admin.export("csv", request, queryset)
+
+
+@admin.action(permissions=["export"], description="Export as JSON lines")
+def export_json_lines(
+    model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Any]
+) -> HttpResponseBase:
+    return model_admin.export("jsonl", request, queryset)
 
 
 def _is_across(request: HttpRequest) -> bool:
@@ -151,7 +176,9 @@ class JobAdmin(ReadOnlyAdmin):
     fields = ()
     search_fields = ("id", "job_name")  # shows the box; get_search_results does the searching
     search_help_text = "An id, or the whole name of a job function."
-    actions: Sequence[Any] = (retry_jobs, retry_jobs_otherwise, discard_jobs)
+    actions: Sequence[Any] = (
+        retry_jobs, retry_jobs_otherwise, discard_jobs, export_csv, export_json_lines
+    )  # fmt: skip
     acts: Sequence[Act] = (RETRY,)  # that are done at once, by a button on the page of a job
     acts_on_all: Sequence[Act] = (RETRY, DISCARD)  # that have a page of their own
     only_status: Status | None = None
@@ -195,6 +222,9 @@ class JobAdmin(ReadOnlyAdmin):
     def has_cancel_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("django_pgjobs.cancel_job")
 
+    def has_export_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("django_pgjobs.export_job")
+
     def may(self, act: Act, request: HttpRequest) -> bool:
         return bool(getattr(self, f"has_{act.name}_permission")(request))
 
@@ -209,6 +239,22 @@ class JobAdmin(ReadOnlyAdmin):
         refused = "" if self.only_status is None else f"no longer {self.only_status}"
         level = messages.SUCCESS if done.is_all else messages.WARNING
         self.message_user(request, done.told(act, refused), level)
+
+    def export(self, form: str, request: HttpRequest, jobs: QuerySet[Any]) -> HttpResponseBase:
+        """Hand out jobs as a file, and write down who has taken which."""
+        write, content_type = FORMS[form]
+        if _is_across(request):
+            what = f"all {self.opts.verbose_name_plural}"
+            if query := request.GET.urlencode():
+                what += f" that match {query}"
+        else:
+            ids = _selected(request)
+            what = f"{len(ids)} of them: {', '.join(map(str, ids))}"
+        note_export(Person.of(request.user), f"as {form}: {what}")
+        response = StreamingHttpResponse(write(jobs_of(jobs)), content_type=content_type)
+        response["Content-Disposition"] = f'attachment; filename="jobs.{form}"'
+        response["X-Accel-Buffering"] = "no"
+        return response
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         selected = request.POST.getlist(ACTION_CHECKBOX_NAME)
@@ -521,5 +567,7 @@ class BackgroundJobAdmin(JobAdmin):
     list_display = ("id", "name", "queue", "status_badge", "attempts_made", "due", "updated")
     list_display_links = ("id", "name")
     list_filter = (StatusFilter, QueueFilter)
-    actions = (retry_jobs, retry_jobs_otherwise, discard_jobs, cancel_jobs)
+    actions = (
+        retry_jobs, retry_jobs_otherwise, discard_jobs, cancel_jobs, export_csv, export_json_lines
+    )  # fmt: skip
     acts = (RETRY, CANCEL)
