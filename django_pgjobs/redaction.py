@@ -24,6 +24,7 @@ MOST_READ = 2_000_000  # characters of a payload that are searched for secrets
 SHORTEST = 4  # characters of a value that is looked for in texts; shorter ones are everywhere
 MOST_SECRETS = 200  # values of a job that are looked for in its texts
 MOST_WORK = 1_000_000  # comparisons of a secret with a text, for one job
+MOST_PARTS = 20_000  # comparisons of a secret with the end of a part of a text
 PART = 8  # characters by which a part of a secret is found where a text was cut
 
 
@@ -214,6 +215,8 @@ _CUT = re.compile(r"( … \[\d+ characters cut\] … | …[\[\]\w …]{0,40}\Z)"
 def _without_parts(text: str, secrets: Sequence[str], is_cut: bool) -> str:
     """A text without beginnings and ends of secrets where `payload.clean_text` has cut it, or at its end."""
     parts = _CUT.split(text)
+    if len(parts) * len(secrets) > MOST_PARTS:
+        return HIDDEN
     for index in range(0, len(parts), 2):
         for secret in secrets:
             if index:

@@ -144,6 +144,7 @@ def test_many_secrets_and_many_texts_are_not_compared_without_end() -> None:
     shown = redacted("ada", texts=["one"] * 100_000, **secrets)
     texts = shown.payload["kwargs"]["texts"]
     assert (texts[0], texts[-1]) == ("one", HIDDEN)
+    assert redacted("ada", **secrets).text(" … [1 characters cut] … " * 1000) == HIDDEN
 
 
 def test_what_was_left_as_it_was_shown_is_what_is_stored() -> None:
