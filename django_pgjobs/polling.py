@@ -22,6 +22,8 @@ RUSH = 1000
 RUSH_WINDOW = 0.05  # seconds over which they are counted
 RUSH_PAUSE = 0.002  # seconds between two looks in a rush
 
+CROWD = 2  # claims in a row that have found all that they asked for, so that more are likely to wait
+
 
 class Polling:
     """What a host has learnt from its claims about the next one. Times are those of `clock`."""
@@ -31,15 +33,18 @@ class Polling:
         self.next_due = NEVER  # when the next job that waits is due
         self._poll_interval = poll_interval  # seconds
         self._next_poll = 0.0
-        self._found_all = False  # that was asked for
+        self._found_all = 0  # claims in a row that found all that they asked for
         self._last_queue = ""
         self._frontier = Frontier(poll_interval)
         self._rush = Rush()
 
     @property
     def wants_notifications(self) -> bool:
-        """Whether new jobs have to be announced for this host to find them at once."""
-        return not self._rush.is_on
+        """Whether new jobs have to be announced for this host to find them at once.
+
+        Not in a rush, and not where more wait than it has room for: then it looks whenever it has room again.
+        """
+        return not self._rush.is_on and self._found_all < CROWD
 
     @property
     def next_look(self) -> float:
@@ -53,7 +58,7 @@ class Polling:
     def learn(self, claimed: store.Claimed, limit: int, took: float, now: float, *, hears: bool) -> None:
         """Take note of a claim of up to `limit` jobs, which took so many seconds."""
         self.found_nothing = not claimed.claims and not self._frontier.is_ahead
-        self._found_all = len(claimed.claims) >= limit
+        self._found_all = self._found_all + 1 if len(claimed.claims) >= limit else 0
         self._frontier.learn(claimed, took, now)
         self._rush.learn(len(claimed.claims), now)
         interval = self._poll_interval if hears else min(self._poll_interval, DEAF_POLL)

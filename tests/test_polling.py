@@ -69,13 +69,17 @@ def test_in_a_rush_nobody_has_to_tell() -> None:
     assert 50.42 + 4 <= polling.next_look <= 50.42 + 5
 
 
-def test_a_crowd_that_has_gathered_is_no_rush() -> None:
+def test_where_more_wait_than_there_is_room_for_nobody_has_to_tell() -> None:
+    """However few they are in a second. It may look again as soon as it has room."""
     polling = Polling(poll_interval=5)
-    polling.learn(found(HERE, count=1000), limit=1000, took=0.04, now=50, hears=True)
-    assert polling.wants_notifications
-    assert polling.next_look == 0  # there may be more
-    polling.learn(found(HERE, count=1000), limit=1000, took=0.04, now=50.06, hears=True)
+    polling.learn(found(HERE, count=4), limit=4, took=0.001, now=50, hears=True)
+    assert polling.wants_notifications  # these may have been all
+    assert polling.next_look == 0
+    polling.learn(found(HERE, count=1), limit=1, took=0.001, now=51, hears=True)
     assert not polling.wants_notifications
+    assert polling.next_look == 0
+    polling.learn(found(HERE, count=3), limit=4, took=0.001, now=52, hears=True)
+    assert polling.wants_notifications
 
 
 def test_when_it_is_time_to_look() -> None:
