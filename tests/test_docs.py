@@ -340,7 +340,7 @@ def test_logs_has_the_job_on_each_line_inside_it(workers: Workers, tmp_path: Pat
     in_lines, _, _ = blocks(LOGS, "python")
     (line,) = [line for line in log_of_a_job(workers, tmp_path, in_lines) if line.endswith("Sent.")]
     job = BackgroundJob.objects.get()
-    assert re.search(rf" INFO tests\.jobs job={job.pk} Sent\.$", line)
+    assert re.search(rf" INFO \[{job.pk}\] tests\.jobs: Sent\.$", line)
 
 
 @pytest.mark.processes
