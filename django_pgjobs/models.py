@@ -306,6 +306,7 @@ class BackgroundQueue(models.Model):
         db_table = "background_queues"
         verbose_name = "queue"
         default_permissions = ("view",)
+        permissions = [("pause_queue", "Can pause and resume queues")]
 
     def __str__(self) -> str:
         return self.name

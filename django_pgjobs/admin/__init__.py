@@ -1,7 +1,7 @@
 """The admin: jobs, dead letters, operations, schedules, queues and workers.
 
-Everything is read only but what people may do to jobs, operations and schedules, each with a permission of
-its own.
+Everything is read only but what people may do to jobs, operations, schedules and queues, each with a
+permission of its own.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from django.contrib import admin
 from django.utils import timezone
 from django.utils.html import format_html
 
-from ..models import BackgroundQueue, BackgroundSchedule, BackgroundWorker, Overview
-from . import jobs, letters, operations  # noqa: F401 - each registers its pages
+from ..models import BackgroundSchedule, BackgroundWorker, Overview
+from . import jobs, letters, operations, queues  # noqa: F401 - each registers its pages
 from .lists import MOST_SUMMARY
 from .overview import OverviewAdmin
 from .page import ago
@@ -25,23 +25,6 @@ if TYPE_CHECKING:
 
 admin.site.register(BackgroundSchedule, BackgroundScheduleAdmin)
 admin.site.register(Overview, OverviewAdmin)
-
-
-@admin.register(BackgroundQueue)
-class BackgroundQueueAdmin(ReadOnlyAdmin):
-    list_display = ("name", "status", "paused_by", "why")
-    ordering = ("name",)
-    sortable_by = ()
-    fields = ("name", "status", "paused_by", "reason")
-    readonly_fields = ("status",)
-
-    @admin.display(description="status")
-    def status(self, queue: BackgroundQueue) -> SafeString | str:
-        return format_html("paused {}", ago(queue.paused_at)) if queue.paused_at else "not paused"
-
-    @admin.display(description="reason")
-    def why(self, queue: BackgroundQueue) -> str:
-        return queue.reason[:MOST_SUMMARY]
 
 
 @admin.register(BackgroundWorker)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 from uuid import UUID
 
+from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -23,8 +24,9 @@ from django.views.decorators.http import require_safe
 from .. import doctor, store
 from ..conf import config
 from ..doctor import Facts, Finding, in_words
-from ..models import BackgroundJob, BackgroundWorker, DeadLetter
+from ..models import BackgroundJob, BackgroundQueue, BackgroundWorker, DeadLetter
 from .page import breakable
+from .queues import BackgroundQueueAdmin
 from .readonly import ReadOnlyAdmin
 
 if TYPE_CHECKING:
@@ -80,11 +82,22 @@ class OverviewAdmin(ReadOnlyAdmin):
         def jobs(model: Any, what: str = "changelist") -> Callable[..., str]:
             return lambda **query: f"{page(model, what)}?{urlencode(query)}".rstrip("?")
 
+        def may_pause() -> bool:
+            if not may(BackgroundQueue):
+                return False
+            queues = self.admin_site.get_model_admin(BackgroundQueue)
+            return isinstance(queues, BackgroundQueueAdmin) and queues.has_pause_permission(request)
+
+        def queue(name: str) -> str:
+            return page(BackgroundQueue, "change", quote(name)) if name else ""
+
         return Links(
             jobs=jobs(BackgroundJob) if may(BackgroundJob) else no_page,
             job=partial(page, BackgroundJob, "change") if may(BackgroundJob) else no_page,
             dead_letters=jobs(DeadLetter, "groups") if may(DeadLetter) else no_page,
             worker=partial(page, BackgroundWorker, "change") if may(BackgroundWorker) else no_page,
+            queue=queue if may(BackgroundQueue) else no_page,
+            pause=page(BackgroundQueue, "pause") if may_pause() else "",
         )
 
 
@@ -95,11 +108,15 @@ class Links(NamedTuple):
     job: Callable[[int], str]
     dead_letters: Callable[..., str]
     worker: Callable[[UUID], str]
+    queue: Callable[[str], str]  # that is paused, or has been
+    pause: str
 
     def of(self, finding: Finding) -> str:
-        """Where the jobs are that a finding is about."""
+        """Where the jobs are that a finding is about, or what has to be put right."""
         match finding.name, finding.subject:
-            case "unserved-queue" | "slow-pickup" | "paused-queue", queue if queue:
+            case "paused-queue", queue if queue:
+                return self.queue(queue) or self.jobs(queue=queue, status="queued")
+            case "unserved-queue" | "slow-pickup", queue if queue:
                 return self.jobs(queue=queue, status="queued")
             case "failing-queue", queue if queue:
                 return self.dead_letters(queue=queue)
@@ -117,7 +134,7 @@ class Complaint(NamedTuple):
 
     severity: str
     advice: str
-    problems: list[tuple[str, str]]  # each with where its jobs are
+    problems: list[tuple[str, str]]  # each with a link
 
 
 def _complaints(findings: Iterable[Finding], links: Links) -> list[Complaint]:
@@ -152,6 +169,8 @@ class Queue(NamedTuple):
     name: str
     url: str
     paused: str
+    paused_url: str
+    why: str  # it is paused
     figures: list[Figure]
 
 
@@ -223,6 +242,7 @@ class Overview:
         failing = queue.failed_lately * 100 / finished if finished else 0
         serving = len(self.facts.serving(name))
         late = (queue.oldest_due_age or 0) > doctor.TOO_LONG_DUE and not queue.paused
+        by = f"by {queue.paused_by}" if queue.paused_by else ""
         pickup = "–"
         if queue.pickup_median is not None and queue.pickup_p95 is not None:
             pickup = f"{in_words(queue.pickup_median)} / {in_words(queue.pickup_p95)}"
@@ -230,6 +250,8 @@ class Overview:
             name,
             links.jobs(queue=name),
             f"paused {in_words(queue.paused_for or 0)} ago" if queue.paused else "",
+            links.queue(name) if queue.paused else "",
+            ": ".join(filter(None, (by, queue.paused_reason))),
             [
                 Figure.cell("queued", queue.shown("queued"), links.jobs(queue=name, status="queued")),
                 Figure.cell("due", queue.shown("due")),

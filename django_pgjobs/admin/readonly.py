@@ -11,10 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.db import OperationalError
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from .. import store
@@ -85,3 +86,17 @@ class ReadOnlyAdmin(ModelAdmin):
             "seconds": int(PATIENCE.total_seconds()),
         }
         return TemplateResponse(request, "admin/django_pgjobs/too_slow.html", context, status=503)
+
+
+class NamedAdmin(ReadOnlyAdmin):
+    """The same of rows whose key is a name. A text that Postgres cannot store is none."""
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        return None if "\x00" in object_id else super().get_object(request, object_id, from_field)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        if any("\x00" in name for name in request.POST.getlist(ACTION_CHECKBOX_NAME)):
+            told = f"The selection has something that is no {self.opts.verbose_name}."
+            self.message_user(request, told, messages.ERROR)
+            return HttpResponseRedirect(request.get_full_path())
+        return super().changelist_view(request, extra_context)

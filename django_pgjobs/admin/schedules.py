@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
@@ -38,7 +37,7 @@ from ..schedules import MISSED, find_zone, name_problem
 from ..ticking import job_of
 from .arguments import parsed, restored
 from .page import MOST_TEXT, ago, breakable, in_words, moment
-from .readonly import ReadOnlyAdmin
+from .readonly import NamedAdmin
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
@@ -373,7 +372,7 @@ class ScheduleForm(ModelForm):
 # ── The pages ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class BackgroundScheduleAdmin(ReadOnlyAdmin):
+class BackgroundScheduleAdmin(NamedAdmin):
     change_form_template = "admin/django_pgjobs/schedule.html"
     form = ScheduleForm
     list_display = ("breakable_name", "job", "times", "status", "last", "next", "origin")
@@ -384,15 +383,6 @@ class BackgroundScheduleAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).defer("payload")
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        return None if "\x00" in object_id else super().get_object(request, object_id, from_field)
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        if any("\x00" in name for name in request.POST.getlist(ACTION_CHECKBOX_NAME)):
-            self.message_user(request, "The selection has something that is no schedule.", messages.ERROR)
-            return HttpResponseRedirect(request.get_full_path())
-        return super().changelist_view(request, extra_context)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         if obj is not None and not self.has_change_permission(request, obj):
