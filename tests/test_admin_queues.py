@@ -78,14 +78,16 @@ def test_a_queue_is_paused_for_a_reason_and_resumed(root: Client) -> None:
     assert "Workers claim nothing from it until somebody resumes it." in page
     assert "By root Reason The bank is down." in page
 
-    response = root.post(resume_at("mail"))
+    root.post(resume_at("mail"), {"reason": "x" * 251})
+    assert list(paused()) == ["mail"]
+    response = root.post(resume_at("mail"), {"reason": "It is up."})
     assert response["Location"] == page_of("mail")
     assert said(response)[-1] == "The queue 'mail' is resumed."
     assert paused() == {}
-    assert "It is not paused. " in text_of(root.get(page_of("mail"))) + " "
+    assert "It is not paused." in text_of(root.get(page_of("mail")))
     assert logged() == [
         ("root", "mail", "Paused. Before: not paused. After: paused. Reason: The bank is down."),
-        ("root", "mail", "Resumed. Before: paused by root. After: not paused."),
+        ("root", "mail", "Resumed. Before: paused by root. After: not paused. Reason: It is up."),
     ]
     assert "Reason: The bank is down." in text_of(root.get(f"{QUEUES}mail/history/"))
 

@@ -60,15 +60,23 @@ class QueuesField(forms.MultipleChoiceField):
         return can_be_name(value)
 
 
+def reason_field(**options: Any) -> forms.CharField:
+    return forms.CharField(max_length=REASON_LIMIT // 4, widget=forms.TextInput({"size": 60}), **options)
+
+
 class PauseForm(forms.Form):
     """What is asked before queues are paused."""
 
     queues = QueuesField(error_messages={"required": "Choose a queue."})
-    reason = forms.CharField(
-        max_length=REASON_LIMIT // 4,
-        widget=forms.TextInput({"size": 60}),
-        help_text="For whoever wonders why nothing runs. It goes into the history of each queue.",
+    reason = reason_field(
+        help_text="For whoever wonders why nothing runs. It goes into the history of each queue."
     )
+
+
+class ResumeForm(forms.Form):
+    """What is asked before a queue is resumed."""
+
+    reason = reason_field(required=False, help_text="Goes into the history of the queue. May be empty.")
 
 
 @admin.register(BackgroundQueue)
@@ -140,20 +148,24 @@ class BackgroundQueueAdmin(NamedAdmin):
         told = f"The queue {name!r} {'is paused' if done else 'was paused before'}."
         self.message_user(request, told, messages.SUCCESS if done else messages.WARNING)
 
-    def resume(self, request: HttpRequest, name: str) -> None:
+    def resume(self, request: HttpRequest, name: str, reason: str = "") -> None:
         """Resume a queue, and say what became of it."""
-        done = operations.resume_queue(name, Person.of(request.user)) is not None
+        done = operations.resume_queue(name, Person.of(request.user), reason) is not None
         told = f"The queue {name!r} {'is resumed' if done else 'was not paused'}."
         self.message_user(request, told, messages.SUCCESS if done else messages.WARNING)
 
     def resume_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Resume one queue, by the button on its page."""
+        """Resume one queue, by the form on its page."""
         if not (self.has_pause_permission(request) and self.has_view_permission(request)):
             raise PermissionDenied
         queue = self.get_object(request, unquote(object_id))
         if queue is None:
             raise Http404
-        self.resume(request, queue.pk)
+        form = ResumeForm(request.POST)
+        if form.is_valid():
+            self.resume(request, queue.pk, form.cleaned_data["reason"])
+        else:
+            self.message_user(request, str(form.errors["reason"][0]), messages.ERROR)
         return HttpResponseRedirect(self.url("change", queue.pk))
 
     # The page of a queue
@@ -181,6 +193,7 @@ class BackgroundQueueAdmin(NamedAdmin):
             "may_pause": self.has_pause_permission(request),
             "pause_url": self.pause_url([obj.pk]),
             "resume_url": self.url("resume", obj.pk),
+            "form": ResumeForm(),
         }
         return super().render_change_form(request, context, add, change, form_url, obj)
 
