@@ -94,6 +94,7 @@ class Child:
         self.deaf = False  # nothing more is expected from its channel
         self.end_by = NEVER  # when it is killed, should it still be there
         self.taken = 0  # jobs handed to it in its life
+        self.most: float = NEVER  # jobs that it may take in its life
         self.jobs: dict[int, Held] = {}  # by ticket, as the following
         self.unstarted: dict[int, Held] = {}  # as far as we have looked, in the order of being handed over
         self.look_by = NEVER  # when to look again, since a job may be overdue or must be told to end
@@ -122,6 +123,11 @@ class Child:
     def oldest_unstarted(self) -> float:
         """When the job that has waited for longest in it was handed over."""
         return next((held.handed_at for held in self.unstarted.values()), NEVER)
+
+    @property
+    def left(self) -> float:
+        """How many more jobs it may take before it is replaced."""
+        return self.most - self.taken
 
     def count(self, is_async: bool) -> int:
         return sum(held.is_async is is_async for held in self.jobs.values())
@@ -342,7 +348,7 @@ class Children:
     def keep(self) -> None:
         """Let those that have grown old or large end with what they run; start what is missing."""
         for child in self:
-            if self._max_jobs is not None and child.taken >= self._max_jobs and not child.is_inline:
+            if child.left <= 0:
                 child.retiring = True
         self._weigh()
         if clock() >= self._next_spawn and not self.crashed:
@@ -388,6 +394,8 @@ class Children:
             name = self._forkserver.name_of(serial)
             marks = self._forkserver.areas.marks(area)
         child = Child(serial, ours, name, marks)
+        if self._max_jobs is not None and not child.is_inline:
+            child.most = self._max_jobs
         self._children[serial] = child
         self._wakeup.watch(child.channel, lambda: None)
 

@@ -127,7 +127,7 @@ class Dispatch:
             if not line.jobs or not working:
                 continue
             batches: dict[Child, list[Held]] = {child: [] for child in working}
-            free = {child: line.slots - child.count(is_async) for child in working}
+            free = {child: min(line.slots - child.count(is_async), child.left) for child in working}
             most = self._free_slots(line, working, leaving) if leaving else BATCH
             while line.jobs and most > 0 and free[child := max(working, key=free.__getitem__)] > 0:
                 batches[child].append(line.jobs.popleft())
@@ -135,15 +135,16 @@ class Dispatch:
                 most -= 1
             if not is_async and most > 0:
                 for child in working:
-                    self._add_ahead(line, batches[child], queued=-free[child])
+                    self._add_ahead(line, batches[child], child)
             for child, batch in batches.items():
                 if batch:
                     child.assign(batch, self._lease / 2)
 
-    def _add_ahead(self, line: Line, batch: list[Held], queued: int) -> None:
+    def _add_ahead(self, line: Line, batch: list[Held], child: Child) -> None:
         """Add jobs that are likely to have started within CHUNK, to keep an executor from running dry."""
+        queued = child.count(is_async=False) + len(batch) - line.slots
         seconds = queued * self._mean_duration
-        while line.jobs and queued < BATCH:
+        while line.jobs and queued < BATCH and len(batch) < child.left:
             seconds += self._durations.get(line.jobs[0].claim.job_name, START_WITHIN)
             if seconds > CHUNK * self._threads:
                 return
@@ -156,6 +157,6 @@ class Dispatch:
         So a job that kills its executor takes nobody else along the second time.
         """
         if self._suspects and not any(child.isolates for child in children):
-            idle = next((child for child in children if not child.jobs), None)
+            idle = next((child for child in children if not child.jobs and child.left > 0), None)
             if idle is not None:
                 idle.assign([self._suspects.popleft()], self._lease / 2)

@@ -54,6 +54,24 @@ def test_what_still_runs_in_an_executor_on_its_way_out_keeps_its_slot(
     assert sum(len(child.jobs) for child in working) == 2 * THREADS - 2
 
 
+@pytest.mark.parametrize("left", [0, 1, 2, THREADS, THREADS + 3])
+def test_an_executor_gets_its_share_of_jobs_and_no_more(
+    dispatch: Dispatch, children: list[Child], left: int
+) -> None:
+    """However short they are, so that many would be handed over ahead of free slots."""
+    child, *_ = children
+    child.most, child.taken = 100, 100 - left
+    for _ in range(100):
+        dispatch.learn("tests.any", 0.0001)
+    for ticket in range(50):
+        dispatch.add(held(ticket))
+    dispatch.hand_out([child], [])
+    assert len(child.jobs) == left
+    dispatch.add(held(50, crashes=1))
+    dispatch.hand_out([child], [])
+    assert len(child.jobs) == left
+
+
 def test_jobs_go_to_the_executor_with_the_most_free_slots(dispatch: Dispatch, children: list[Child]) -> None:
     *working, spare = children
     for ticket in range(4):

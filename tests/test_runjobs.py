@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -277,7 +278,7 @@ def test_an_executor_is_replaced_after_its_share_of_jobs(workers: Workers) -> No
     options = ("--drain", *ONE_SLOT, "--max-jobs-per-executor", "2")
     assert workers.start(*options).wait() == 0
     assert BackgroundJob.objects.filter(status="completed", attempts=1).count() == 6
-    assert Effect.objects.values("pid").distinct().count() >= 3
+    assert max(Counter(Effect.objects.values_list("pid", flat=True)).values()) <= 2
 
 
 def test_without_its_fork_server_a_host_ends_and_says_so(workers: Workers, tmp_path: Path) -> None:
