@@ -45,9 +45,9 @@ class Play:
         jobs.kill_itself.enqueue(self.key)
         self.finish()
 
-        self.board.say("3. An import, with a job for each place; half-way, an executor is killed")
+        self.board.say("3. An import, with a job for each place; half-way, the executors are killed")
         jobs.import_places.enqueue()
-        self.kill_an_executor()
+        self.kill_executors()
         self.finish()
 
     def finish(self) -> None:
@@ -74,23 +74,23 @@ class Play:
         for _ in range(2):
             self.refusals += not collector.order(clock.pk, clock.stock + 1, "collector@shop.example")
 
-    def kill_an_executor(self) -> None:
-        """Kill executors, half-way through the import, until one was in the middle of a job."""
+    def kill_executors(self) -> None:
+        """Kill the executors, half-way through the import, until one was in the middle of a job."""
         places = self.jobs("import_place")
 
         def half_way() -> bool:
             return places.filter(status="completed").count() * 2 >= places.count() > 0
 
-        def missed() -> bool:
-            return places.filter(crashes__gt=0).exists()
+        def is_over() -> bool:
+            return places.filter(crashes__gt=0).exists() or self.board.settled()
 
         self.board.watch(lambda: half_way() or self.stage.broken(), PATIENCE)
-        for pid in self.stage.executor_pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                self.board.say(f"   Killed executor {pid} with SIGKILL.")
-            if self.board.watch(missed, 2) or self.board.settled():
-                break
+        while not is_over() and not self.stage.broken():
+            for pid in self.stage.executor_pids():  # the one that only stands ready as well
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    self.board.say(f"   Killed executor {pid} with SIGKILL.")
+            self.board.watch(is_over, 1)
 
     def jobs(self, function: str) -> QuerySet[BackgroundJob]:
         return self.board.jobs.filter(job_name=f"shop.jobs.{function}")
