@@ -267,7 +267,11 @@ def _look_by(held: Held) -> float:
     """When it matters whether a job has been started."""
     if held.abort_reason:
         return clock() + LOOK_AGAIN  # it was asked back, and may have been about to start
-    return NEVER if held.timeout is None else held.assigned_at + held.timeout
+    if held.timeout is None:
+        return NEVER
+    return max(
+        held.assigned_at + held.timeout, clock() + LOOK_AGAIN
+    )  # it may wait there for longer than that
 
 
 class Children:
@@ -389,8 +393,12 @@ class Children:
             if area is None:
                 self._next_spawn = clock() + 1.0  # until one of those on their way out has ended
                 return
+            try:
+                ours = self._forkserver.spawn(serial, area, self.threads, self.async_slots)
+            except OSError:
+                self._forkserver.areas.give_back(area)
+                raise
             self._areas[serial] = area
-            ours = self._forkserver.spawn(serial, area, self.threads, self.async_slots)
             name = self._forkserver.name_of(serial)
             marks = self._forkserver.areas.marks(area)
         child = Child(serial, ours, name, marks)

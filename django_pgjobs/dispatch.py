@@ -74,8 +74,10 @@ class Dispatch:
 
     @property
     def next_deadline(self) -> float:
-        """When a job has waited for too long."""
-        deadlines = [line.jobs[0].claimed_at + START_WITHIN for line in self._lines.values() if line.jobs]
+        """When a job has waited for too long, or jobs of a crowded kind may be claimed ahead again."""
+        now = clock()
+        deadlines = [line.crowded_until for line in self._lines.values() if line.crowded_until > now]
+        deadlines += [line.jobs[0].claimed_at + START_WITHIN for line in self._lines.values() if line.jobs]
         deadlines += [held.claimed_at + self._lease / 4 for held in self._suspects]
         return min(deadlines, default=NEVER)
 

@@ -165,7 +165,7 @@ class Supervisor:
                 self._release_unstarted()
                 self._talk_to_database()
                 self._announce()
-                self.dispatch.hand_out(self.children.working, self.children.spares, self.children.leaving)
+                self._hand_out()
                 self._keep_executors()
                 self.health.beat(self._why_not_ready())
                 if self._is_done():
@@ -279,6 +279,12 @@ class Supervisor:
             if self.stopping or child.oldest_unstarted + START_WITHIN <= now:
                 before = NEVER if self.stopping else now - START_WITHIN
                 child.recall([held for held in child.unstarted.values() if held.handed_at < before])
+
+    def _hand_out(self) -> None:
+        if self.stopping:
+            self._release_unstarted()  # what has been claimed just before
+        else:
+            self.dispatch.hand_out(self.children.working, self.children.spares, self.children.leaving)
 
     def _keep_executors(self) -> None:
         if os.getpid() == 1:
@@ -501,7 +507,6 @@ class Supervisor:
 
     def _settled(self, held: Held, verdict: Verdict) -> None:
         self._forget(held)
-        self.polling.found_nothing = False  # it may have left something behind
         if verdict.event not in (Event.RELEASE, Event.PARK):
             self._tell(held.claim, verdict, held.duration)
         level = _LEVELS.get(verdict.event, logging.INFO)
@@ -541,6 +546,7 @@ class Supervisor:
         self._forget(held)
 
     def _forget(self, held: Held) -> None:
+        self.polling.found_nothing = False  # it may have left something behind
         if self.held.get(held.claim.id) is held:
             del self.held[held.claim.id]
 
@@ -621,7 +627,7 @@ class Supervisor:
             return False
         overdue = clock() >= self.stop_by + self.database.timeout
         executors_ended = self.children.have_ended or (self.children.inline and clock() >= self.stop_by)
-        settled = not self.unsettled and self.pending is None
+        settled = not self.unsettled and not self.unanswered_claims and self.pending is None
         if overdue and not (executors_ended and settled):
             logger.error(
                 "%s jobs could not be settled before the end; a sweep will find them.", len(self.held)

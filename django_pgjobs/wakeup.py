@@ -146,8 +146,8 @@ class Listener:
 
     @property
     def next_probe(self) -> float:
-        """When a probe has to be sent, by `clock`."""
-        return NEVER if self._connection is None else self._next_probe
+        """When a probe has to be sent, by `clock`. Not after two that were not heard: then it is lost."""
+        return NEVER if self._connection is None or self._unheard >= 2 else self._next_probe
 
     def note_probe(self) -> None:
         """Take note that a probe is being sent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 
@@ -70,6 +71,54 @@ def test_an_executor_gets_its_share_of_jobs_and_no_more(
     dispatch.add(held(50, crashes=1))
     dispatch.hand_out([child], [])
     assert len(child.jobs) == left
+
+
+def test_a_host_looks_again_when_a_kind_is_no_longer_crowded(
+    dispatch: Dispatch, children: list[Child]
+) -> None:
+    """While there is no room for it, nothing else may wake the host up."""
+    dispatch.add(held(1, age=START_WITHIN))
+    dispatch.take_overdue(clock(), everything=False)
+    assert dispatch.room(children[:1]) == THREADS
+    for ticket in range(THREADS):
+        children[0].assign([held(ticket)], half_lease=30)
+    assert dispatch.room(children[:1]) == 0
+    assert clock() + 4 < dispatch.next_deadline <= clock() + 5
+
+
+class Exhausted:
+    """A fork server for whose children there are no descriptors."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.areas = Areas(3, 1, 0)
+
+    def spawn(self, *arguments: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_where_no_executor_can_be_started_memory_for_its_marks_is_kept() -> None:
+    ours, theirs = socket.socketpair()
+    wakeup = Wakeup()
+    with ours, theirs:
+        forkserver = Exhausted(ours)
+        children = Children(wakeup, forkserver, 1, 1, 0)  # type: ignore[arg-type]
+        for _ in range(5):
+            children._next_spawn = 0.0
+            children.keep()
+        assert not list(children)
+        assert [forkserver.areas.take() is not None for _ in range(4)] == [True, True, True, False]
+        wakeup.close()
+
+
+def test_a_job_that_is_overdue_before_it_starts_is_looked_at_now_and_then(children: list[Child]) -> None:
+    """And not all the time: it may wait behind one that takes long."""
+    late = held(1, age=10)
+    late.timeout = 0.001
+    children[0].assign([late], half_lease=30)
+    late.assigned_at -= 10
+    children[0].look()
+    assert children[0].look_by > clock()
 
 
 def test_jobs_go_to_the_executor_with_the_most_free_slots(dispatch: Dispatch, children: list[Child]) -> None:

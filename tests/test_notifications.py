@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from django_pgjobs import sql, store
+from django_pgjobs import sql, store, wakeup
 from django_pgjobs.channel import NEVER, clock
 from django_pgjobs.database import connect
 from django_pgjobs.lifecycle import Event, JobError, Verdict
@@ -307,3 +307,23 @@ def test_in_a_rush_a_worker_does_without_and_then_finds_what_was_committed_late(
                 late.execute(nothing)
                 until(lambda: wants(other))
             until(lambda: other.execute(unfinished).fetchone() is None)
+
+
+def test_a_deaf_listener_is_noticed_however_early_probes_are_sent(listener, monkeypatch):
+    """They go along with polls, and so long before they are due."""
+    listener, when = listener
+    monkeypatch.setattr(wakeup, "PROBE_INTERVAL", 0.2)
+    listener.note_probe()
+    assert listener.next_probe < NEVER
+    listener.note_probe()
+    assert listener.next_probe == NEVER
+    assert listener.next_deadline <= clock() + 0.2
+    when(lambda: not listener.hears)
+
+
+def test_a_probe_that_was_not_sent_is_sent_again_and_does_not_count(listener):
+    listener, _ = listener
+    for _ in range(5):
+        listener.note_probe()
+        listener.probe_again()
+        assert listener.next_probe == 0.0

@@ -35,10 +35,11 @@ ALTER TABLE background_jobs SET (
 """
 
 # One notification for each queue and statement, when something is due soon enough to be worth waking up
-# for. Postgres merges equal ones within a transaction. Nothing in here can raise: an error would abort the
-# caller's INSERT. SET LOCAL pgjobs.notify = 'off' silences both. So do the worker hosts: where one holds the
-# first of the two advisory locks, and none the second, nobody has to be told (HEAR and WANT_NO_MORE in
-# `sql`). That is one expression, so that nothing comes between locking and unlocking.
+# for. Postgres merges equal ones within a transaction. Nothing in here can raise, unless the server is out of
+# shared memory: an error would abort the caller's INSERT. SET LOCAL pgjobs.notify = 'off' silences both. So
+# do the worker hosts: where one holds the first of the two advisory locks, and none the second, nobody has to
+# be told (HEAR and WANT_NO_MORE in `sql`). That is one expression, so that nothing comes between lock and
+# unlock.
 CREATE_TRIGGERS = """
 CREATE FUNCTION background_jobs_notify_inserted() RETURNS trigger
 LANGUAGE plpgsql AS $$
