@@ -269,9 +269,8 @@ def _look_by(held: Held) -> float:
         return clock() + LOOK_AGAIN  # it was asked back, and may have been about to start
     if held.timeout is None:
         return NEVER
-    return max(
-        held.assigned_at + held.timeout, clock() + LOOK_AGAIN
-    )  # it may wait there for longer than that
+    # An overdue job may still have to wait there.
+    return max(held.assigned_at + held.timeout, clock() + LOOK_AGAIN)
 
 
 class Children:
