@@ -3,7 +3,7 @@
 Run by ./example_project/demo, which installs what is needed first. It starts a Postgres of its own (or uses
 DATABASE_URL), a mail server, the site and the workers; places orders at the site as customers do; runs jobs
 that fail, that fail for good and that kill their own process; imports a data file and kills the executors
-half-way; and checks that nothing was lost. Without --once, site and workers then stay until Ctrl-C.
+on the way; and checks that nothing was lost. Without --once, site and workers then stay until Ctrl-C.
 """
 
 import argparse

@@ -525,7 +525,9 @@ def locked_job(transactional_db):
 def in_worker_transaction(function, argument):
     with session() as mine, work(mine) as cursor:
         cursor.execute("SET LOCAL lock_timeout = '1ms'")  # whoever waits for a lock, fails
-        return function(cursor, argument)
+        result = function(cursor, argument)
+        cursor.execute("SET LOCAL lock_timeout = 0")  # but for the COMMIT: notifications wait for each other
+        return result
 
 
 @pytest.mark.parametrize("retention", [0, 60])

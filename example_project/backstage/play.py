@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -45,7 +46,7 @@ class Play:
         jobs.kill_itself.enqueue(self.key)
         self.finish()
 
-        self.board.say("3. An import, with a job for each place; half-way, the executors are killed")
+        self.board.say("3. An import, with a job for each place; on the way, the executors are killed")
         jobs.import_places.enqueue()
         self.kill_executors()
         self.finish()
@@ -75,16 +76,17 @@ class Play:
             self.refusals += not collector.order(clock.pk, clock.stock + 1, "collector@shop.example")
 
     def kill_executors(self) -> None:
-        """Kill the executors, half-way through the import, until one was in the middle of a job."""
+        """Kill the executors, as soon as the import is on its way, until one was in the middle of a job."""
         places = self.jobs("import_place")
-
-        def half_way() -> bool:
-            return places.filter(status="completed").count() * 2 >= places.count() > 0
 
         def is_over() -> bool:
             return places.filter(crashes__gt=0).exists() or self.board.settled()
 
-        self.board.watch(lambda: half_way() or self.stage.broken(), PATIENCE)
+        give_up_at = time.monotonic() + PATIENCE
+        while not (places.filter(status="completed").exists() or self.stage.broken()):
+            if time.monotonic() > give_up_at:
+                return  # the checks will say what is missing
+            time.sleep(0.01)
         while not is_over() and not self.stage.broken():
             for pid in self.stage.executor_pids():  # the one that only stands ready as well
                 with contextlib.suppress(ProcessLookupError):
