@@ -119,9 +119,7 @@ def test_admins_get_a_mail_without_secrets(settings: Any) -> None:
 def test_two_hosts_tell_together_once_and_lose_nothing(workers: Workers) -> None:
     settings = {"ON_DEAD_LETTER": "tests.alarms.note"}
     hosts = [workers.start("--processes", "1", settings=settings).until_listening() for _ in range(2)]
-    jobs.kill_self.using(max_attempts=1).enqueue(
-        9
-    )  # alone: it takes along what its executor has to tell
+    jobs.kill_self.using(max_attempts=1).enqueue(9)  # alone: it takes along what its executor has to tell
     until(lambda: len(told()) == 1)
     failing = jobs.boom.using(max_attempts=1)
     failing.enqueue_many([((f"disk {number} is full",), {}) for number in range(60)])
