@@ -202,6 +202,8 @@ def in_every_mood(template, fill, statements):
 
         with template.copy() as database, database.session() as session, database.session() as other:
             planner = Planner(session)
+            # Vacuum marks a page as visible to all only when what inserted its rows has been flushed.
+            other.execute("SET synchronous_commit = on")
             other.execute("VACUUM ANALYZE")
             planner.set_mood("force_generic_plan")
             run_all("planned while known to be empty", planner)
