@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import astuple
-from functools import lru_cache
+from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -458,7 +458,7 @@ class _AsyncSlots:
             run = self._run(assignment, self._running[assignment.ticket])
             task = self._loop.create_task(run, context=contextvars.Context())
             self._tasks.add(task)
-            task.add_done_callback(self._finished)
+            task.add_done_callback(partial(self._finished, assignment))
 
     def _mark(self, ticket: int) -> None:
         self._running[ticket] = TaskAbort()
@@ -467,8 +467,10 @@ class _AsyncSlots:
         cell = self._cell_of[ticket] = self._cells.pop()
         self._marks.start(cell, ticket)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, assignment: Assignment, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if assignment.ticket in self._running:  # another job has cancelled it before its first step
+            self._end(assignment, Unstarted(), 0.0)
         if self._line:
             self._start_waiting()
 
@@ -486,6 +488,9 @@ class _AsyncSlots:
                     await asyncio.shield(sync_to_async(slotconnections.discard_all)())
         except BaseException:  # a job may have cancelled its own task, which takes effect here
             logger.exception("%s: what follows an async job was disturbed.", assignment.claim)
+        self._end(assignment, outcome, duration)
+
+    def _end(self, assignment: Assignment, outcome: Outcome, duration: float) -> None:
         del self._running[assignment.ticket]
         cell = self._cell_of.pop(assignment.ticket)
         if outcome is NO_RESULT:

@@ -176,6 +176,12 @@ async def cancel_itself() -> str:
 
 
 @job
+async def cancel_the_others() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+@job
 def close_everything_and_tell() -> str:
     os.closerange(3, 1024)
     return "nobody hears"

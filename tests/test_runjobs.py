@@ -546,6 +546,16 @@ def test_an_async_job_that_cancels_itself_is_settled(workers: Workers) -> None:
     until(ends_as(tasks.anote.enqueue("next"), Status.COMPLETED))
 
 
+def test_an_async_job_that_another_cancels_before_its_first_step_is_run_again(workers: Workers) -> None:
+    with transaction.atomic():
+        first = tasks.cancel_the_others.using(priority=1).enqueue()
+        others = [tasks.anote.enqueue("cancelled") for _ in range(3)]
+    workers.start("--processes", "1", *NO_POLLING)
+    for job in [first, *others]:
+        until(ends_as(job, Status.COMPLETED))
+    assert [(job.attempts, job.last_error) for job in others] == [(1, None)] * 3
+
+
 def test_a_job_that_closes_every_file_costs_its_executor(workers: Workers) -> None:
     workers.start(*ONE_SLOT, *NO_POLLING).until_listening()
     job = tasks.close_everything_and_tell.using(max_attempts=1).enqueue()
