@@ -19,6 +19,7 @@ AHEAD = 0.1  # seconds of work that is claimed before a slot is free for it
 AHEAD_BYTES = 16 * 1024 * 1024  # of payloads that are claimed before a slot is free for them
 CHUNK = 0.02  # seconds of work that an executor is given beyond its slots
 START_WITHIN = 1.0  # seconds after which a job that has not started goes back to the queue
+MOST_SUSPECTS = 100  # jobs that wait to run alone, one after the other
 FIRST_GUESS = 0.05  # seconds that jobs are taken to last before any has finished
 
 
@@ -44,13 +45,16 @@ class Dispatch:
         self._mean_duration = FIRST_GUESS
         self._mean_bytes = 1.0  # of a payload
 
-    def add(self, held: Held) -> None:
-        """Let a claimed job wait for a slot."""
+    def add(self, held: Held) -> bool:
+        """Let a claimed job wait for a slot. False if it is a suspect, and too many of these wait already."""
         self._mean_bytes += (len(held.claim.payload) - self._mean_bytes) * 0.05
-        if held.claim.crashes:
+        if not held.claim.crashes:
+            self._lines[held.is_async].jobs.append(held)
+        elif len(self._suspects) < MOST_SUSPECTS:
             self._suspects.append(held)
         else:
-            self._lines[held.is_async].jobs.append(held)
+            return False
+        return True
 
     def withdraw(self, held: Held) -> bool:
         """Take a job out again. False if it does not wait here."""
@@ -100,7 +104,7 @@ class Dispatch:
         ahead = min(
             int(seconds / max(self._mean_duration, 1e-5)), int(AHEAD_BYTES / self._mean_bytes), MOST_AHEAD
         )
-        room = min(sum(free.values()) - len(self._suspects) + ahead, BATCH)
+        room = min(sum(free.values()) + ahead, BATCH)
         # While there is plenty to do, fewer and larger claims are better.
         return room if room >= min(ahead, BATCH) // 2 else 0
 

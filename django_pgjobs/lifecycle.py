@@ -112,7 +112,9 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class Unstarted:
-    """The job was claimed here and its function was never entered."""
+    """The job was claimed here and its function was never entered. It may be claimed again after `delay`."""
+
+    delay: float | None = None  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +296,8 @@ def decide(outcome: Outcome, facts: Facts, policy: Policy) -> Verdict:
             return _fail(error, facts, delay)
         case Snoozed(delay):
             return Verdict(Event.SNOOZE, delay)
-        case Unstarted():
-            return Verdict(Event.RELEASE)
+        case Unstarted(delay):
+            return Verdict(Event.RELEASE, delay)
         case Interrupted() if facts.rerun_if_lost:
             return Verdict(Event.INTERRUPT, note={"interruptions": facts.interruptions + 1})
         case Interrupted():

@@ -59,6 +59,7 @@ LOOK_AGAIN = 0.2  # seconds until a row that somebody had locked is settled
 SINGLY = 50  # verdicts that are tried one by one in a transaction
 PROGRESS_PAUSE = 0.2  # seconds for which what jobs say of their progress is gathered
 MOST_NEWS = 10_000  # ends of attempts that are kept for the receivers of `job_finished`
+SUSPECT_PAUSE = 5.0  # seconds until a job that has waited in vain to run alone may be claimed again
 PATIENCE = 5.0  # seconds without an executor, until a host no longer counts as ready
 
 
@@ -140,6 +141,7 @@ class Supervisor:
         self.unanswered_claims: list[uuid.UUID] = []  # tokens
 
         self.polling = Polling(options.poll_interval)
+        self.released_until = 0.0  # when all that was given back may be claimed again
 
         self.next_renewal = 0.0
         self.kept_house = False  # at the last opportunity
@@ -274,11 +276,16 @@ class Supervisor:
         """Give back what has waited for too long: another host may have a slot for it."""
         now = clock()
         for held in self.dispatch.take_overdue(now, everything=self.stopping):
-            self._decide(held, Unstarted())
+            self._give_back(held)
         for child in self.children:
             if self.stopping or child.oldest_unstarted + START_WITHIN <= now:
                 before = NEVER if self.stopping else now - START_WITHIN
                 child.recall([held for held in child.unstarted.values() if held.handed_at < before])
+
+    def _give_back(self, held: Held) -> None:
+        """Release what found no slot. A suspect leaves the head of the queue to others for a while."""
+        pauses = held.claim.crashes and not self.stopping
+        self._decide(held, Unstarted(SUSPECT_PAUSE if pauses else None))
 
     def _hand_out(self) -> None:
         if self.stopping:
@@ -502,11 +509,13 @@ class Supervisor:
             elif claim.attempts > claim.max_attempts:
                 text = f"Claimed {claim.attempts} times, although max_attempts is {claim.max_attempts}."
                 self._decide(held, Failed(JobError("", text), give_up=True))
-            else:
-                self.dispatch.add(held)
+            elif not self.dispatch.add(held):
+                self._give_back(held)
 
     def _settled(self, held: Held, verdict: Verdict) -> None:
         self._forget(held)
+        if verdict.event is Event.RELEASE:
+            self.released_until = max(self.released_until, clock() + (verdict.delay or 0.0))
         if verdict.event not in (Event.RELEASE, Event.PARK):
             self._tell(held.claim, verdict, held.duration)
         level = _LEVELS.get(verdict.event, logging.INFO)
@@ -642,7 +651,7 @@ class Supervisor:
             and not self.held
             and not self.listener.notified
             and self.pending is None
-            and self.polling.next_due > clock()
+            and self.released_until <= clock() < self.polling.next_due
         )
 
     def _close(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from django_pgjobs.channel import Channel, clock
 from django_pgjobs.children import Child, Children, Held
-from django_pgjobs.dispatch import BATCH, START_WITHIN, Dispatch
+from django_pgjobs.dispatch import BATCH, MOST_SUSPECTS, START_WITHIN, Dispatch
 from django_pgjobs.marks import Areas, Marks
 from django_pgjobs.store import Claim
 from django_pgjobs.wakeup import Wakeup
@@ -191,6 +191,18 @@ def test_a_suspect_waits_for_an_executor_with_nothing_else_to_do(
     dispatch.add(held(4))
     dispatch.hand_out(working, [])
     assert list(working[0].jobs) == [2]  # and 4 waits
+
+
+def test_suspects_take_no_room_and_not_all_of_them_are_let_in(
+    dispatch: Dispatch, children: list[Child]
+) -> None:
+    *working, spare = children
+    room = dispatch.room(working)
+    suspects = [held(ticket, crashes=1) for ticket in range(MOST_SUSPECTS + 2)]
+    assert [dispatch.add(suspect) for suspect in suspects] == [True] * MOST_SUSPECTS + [False] * 2
+    dispatch.hand_out(working, [spare])
+    assert dispatch.room(working) == room
+    assert dispatch.add(suspects[-1])  # now that the first one runs
 
 
 class Sockets:

@@ -144,6 +144,7 @@ def test_attempts_are_refunded_only_to_jobs_that_are_queued_again():
         pytest.param(Snoozed(5.0), LAST, Verdict(Event.SNOOZE, 5.0), id="snoozed at the last attempt"),
         pytest.param(Unstarted(), LAST, Verdict(Event.RELEASE), id="never started"),
         pytest.param(Unstarted(), ONCE, Verdict(Event.RELEASE), id="never started, at most once"),
+        pytest.param(Unstarted(5.0), LAST, Verdict(Event.RELEASE, 5.0), id="never started, and not soon"),
         pytest.param(
             Interrupted(),
             Row(attempts=3, interruptions=4),

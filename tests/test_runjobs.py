@@ -19,6 +19,7 @@ from django.db import connection, transaction
 
 from django_pgjobs import jobs
 from django_pgjobs.channel import NEVER, clock
+from django_pgjobs.dispatch import MOST_SUSPECTS
 from django_pgjobs.lifecycle import Status
 from django_pgjobs.models import BackgroundJob, BackgroundQueue, BackgroundWorker
 from django_pgjobs.supervisor import Options, Supervisor
@@ -564,18 +565,35 @@ def test_a_job_that_closes_every_file_costs_its_executor(workers: Workers) -> No
     until(ends_as(tasks.note.enqueue("next"), Status.COMPLETED))
 
 
-def test_a_suspect_does_not_hold_up_a_host_of_one_process(workers: Workers, tmp_path: Path) -> None:
-    workers.start("--processes", "1", "--threads", "2", *NO_POLLING).until_listening()
+def test_suspects_do_not_hold_up_a_host_of_one_process(workers: Workers, tmp_path: Path) -> None:
+    """Neither the one that runs alone, nor those that wait to do so: there are more of them than slots."""
+    small = ["--processes", "1", "--threads", "2", "--async-slots", "1"]
+    workers.start(*small, *NO_POLLING).until_listening()
     long = tasks.wait_for_file.enqueue(str(tmp_path / "go"))
     until(lambda: effects("waited started"))
-    with transaction.atomic():
-        suspect = tasks.wait_for_file.enqueue(str(tmp_path / "go"), "suspect")
-        BackgroundJob.objects.filter(pk=suspect.pk).update(crashes=1)
-    until(ends_as(tasks.note.enqueue("unhindered"), Status.COMPLETED))
+    suspects = enqueue_suspects(12, tmp_path)
     until(lambda: effects("suspect started"))
+    until(ends_as(tasks.note.enqueue("unhindered"), Status.COMPLETED))
+    assert effects("suspect started") == 1
     (tmp_path / "go").touch()
     until(ends_as(long, Status.COMPLETED))
-    until(ends_as(suspect, Status.COMPLETED))
+    for suspect in suspects:
+        until(ends_as(suspect, Status.COMPLETED))
+        assert suspect.attempts == 1
+
+
+def test_a_drain_waits_for_suspects_that_it_has_given_back(workers: Workers, tmp_path: Path) -> None:
+    suspects = enqueue_suspects(MOST_SUSPECTS + 3, tmp_path)
+    (tmp_path / "go").touch()
+    assert workers.start("--drain", "--processes", "1", *NO_POLLING).wait() == 0
+    assert BackgroundJob.objects.filter(status="completed").count() == len(suspects)
+
+
+def enqueue_suspects(count: int, directory: Path) -> list[BackgroundJob]:
+    with transaction.atomic():
+        jobs = [tasks.wait_for_file.enqueue(str(directory / "go"), "suspect") for _ in range(count)]
+        BackgroundJob.objects.filter(pk__in=[job.pk for job in jobs]).update(crashes=1)
+    return jobs
 
 
 def test_housekeeping_takes_turns_with_all_else_and_waits_for_renewals() -> None:
