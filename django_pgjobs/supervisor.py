@@ -568,6 +568,8 @@ class Supervisor:
             self.listener.probe_again()
         if turn.renewals or turn.announce:
             self.next_renewal = 0.0
+        if is_outage(error):
+            self._keep_progress(turn)
         if is_outage(error) or turn.one_by_one or not turn.settlements:
             if self.outages.failed(error, turn.sent_at) and not self.stopping:
                 logger.error(
@@ -579,6 +581,14 @@ class Supervisor:
             problem = str(error).partition("\n")[0]  # the next line may have a row
             logger.warning("A batch of outcomes could not be stored (%s); trying them singly.", problem)
             self.one_by_one = True
+
+    def _keep_progress(self, turn: Turn) -> None:
+        """Write it the next time, unless there is something newer to tell."""
+        for claim, note in turn.progress:
+            held = self.held.get(claim.id)
+            if held is not None and held.claim is claim:
+                self.progress.setdefault(held, note)
+                self.next_progress = 0.0
 
     # ── Starting and stopping ─────────────────────────────────────────────────────────────────────────────
 

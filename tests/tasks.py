@@ -237,6 +237,16 @@ def tell_progress(path: str) -> None:
 
 
 @job
+def tell_progress_between(first: str, second: str) -> None:
+    running = current_job()
+    assert running is not None
+    wait_for_file(first)
+    running.set_progress(1, 2)
+    note_seen("progress told")
+    wait_for_file(second)
+
+
+@job
 async def atell_progress() -> str:
     running = current_job()
     assert running is not None

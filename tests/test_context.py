@@ -25,6 +25,7 @@ from django_pgjobs.testing import drain
 from tests import context_hook, tasks
 from tests.factories import make_job
 from tests.models import Effect
+from tests.sessions import session
 from tests.workers import Workers, until
 
 seen: list[object] = []
@@ -183,6 +184,34 @@ def test_progress_shows_while_a_job_runs_and_after(workers: Workers, tmp_path: P
     (tmp_path / "go").touch()
     until(lambda: enqueued.refresh().status == "completed")
     assert enqueued.progress == Progress(1000, 1000, "there")
+
+
+@pytest.mark.processes
+def test_progress_whose_connection_was_lost_is_told_again(workers: Workers, tmp_path: Path):
+    workers.start("--processes", "1", "--poll-interval", "3600", "--no-maintenance").until_listening()
+    first, second = tmp_path / "first", tmp_path / "second"
+    enqueued = tasks.tell_progress_between.enqueue(str(first), str(second))
+    until(lambda: Effect.objects.filter(what="waited started"))
+    with session() as blocker, blocker.transaction(), session() as other:
+        blocker.execute("LOCK TABLE background_jobs")
+        first.touch()
+        until(lambda: Effect.objects.filter(what="progress told"))
+        ended = set()
+
+        def three_are_ended() -> bool:  # the first may have been sent before there was progress to tell
+            ended.update(
+                other.execute(
+                    "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+                ).fetchall()
+            )
+            return len(ended) >= 3
+
+        until(three_are_ended)
+    assert until(lambda: enqueued.refresh().progress) == Progress(1, 2, "")
+    assert enqueued.status == "processing"
+    second.touch()
+    until(lambda: enqueued.refresh().status == "completed")
 
 
 @pytest.mark.processes
