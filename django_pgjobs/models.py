@@ -148,8 +148,11 @@ class BackgroundJob(models.Model):
             ("retry_job", "Can retry failed and cancelled jobs"),
             ("discard_job", "Can discard dead letters"),
             ("edit_job", "Can retry jobs with edited arguments"),
+            ("duplicate_job", "Can enqueue copies of jobs"),
+            ("run_job", "Can run queued jobs now that are due later"),
+            ("cancel_job", "Can cancel queued jobs"),
+            ("stop_job", "Can stop running jobs"),
             ("export_job", "Can export jobs, without secrets"),
-            ("cancel_job", "Can cancel queued jobs and stop running ones"),
         ]
         indexes = [
             # The claim: one range per queue and priority, in order.

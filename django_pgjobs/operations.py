@@ -97,21 +97,17 @@ class Manner:
 AT_ONCE = Manner()
 
 
-class Step(NamedTuple):
-    """A statement of an act, and what is said of the jobs that it has changed."""
+class Act(NamedTuple):
+    """Something that people may do to jobs. URLs and rows go by its name."""
 
+    name: str
+    permission: str
+    statuses: frozenset[Status]  # in which a job can be changed so
     change: Callable[[Collection[int], str, Manner], set[int]]
     done: str  # as in "3 jobs discarded"
     after: str  # what the history says that they are then
-
-
-class Act(NamedTuple):
-    """Something that people may do to jobs. Permissions, URLs and rows go by its name."""
-
-    name: str
-    statuses: frozenset[Status]  # in which a job can be changed so
-    steps: tuple[Step, ...]  # each for what the ones before it have left
-    refused: str
+    refused: str  # what a job is that is in no such status
+    left: str = "busy"  # why a job in such a status is not changed
 
     @property
     def is_about_workers(self) -> bool:
@@ -125,35 +121,59 @@ def _retry(ids: Collection[int], alias: str, manner: Manner) -> set[int]:
 
 RETRY = Act(
     "retry",
+    "retry_job",
     frozenset({Status.FAILED, Status.CANCELLED}),
-    (Step(_retry, "queued again", "queued"),),
+    _retry,
+    "queued again",
+    "queued",
     refused="neither failed nor cancelled",
+    left="taken",
 )
 DISCARD = Act(
     "discard",
+    "discard_job",
     frozenset({Status.FAILED}),
-    (Step(lambda ids, alias, _: store.discard(ids, alias), "discarded", "cancelled"),),
+    lambda ids, alias, _: store.discard(ids, alias),
+    "discarded",
+    "cancelled",
     refused="not failed",
+)
+RUN = Act(
+    "run",
+    "run_job",
+    frozenset({Status.QUEUED}),
+    lambda ids, alias, _: store.bring_forward(ids, alias),
+    "due now",
+    "queued, due now",
+    refused="not queued",
+    left="due",
 )
 CANCEL = Act(
     "cancel",
-    frozenset({Status.QUEUED, Status.PROCESSING}),
-    (
-        Step(lambda ids, alias, _: store.cancel(ids, alias), "cancelled", "cancelled"),
-        Step(
-            lambda ids, alias, _: store.request_stop(ids, alias), "asked to stop", "processing, asked to stop"
-        ),
-    ),
-    refused="neither queued nor processing",
+    "cancel_job",
+    frozenset({Status.QUEUED}),
+    lambda ids, alias, _: store.cancel(ids, alias),
+    "cancelled",
+    "cancelled",
+    refused="not queued",
 )
-ACTS = {act.name: act for act in (RETRY, DISCARD, CANCEL)}
+STOP = Act(
+    "stop",
+    "stop_job",
+    frozenset({Status.PROCESSING}),
+    lambda ids, alias, _: store.request_stop(ids, alias),
+    "asked to stop",
+    "processing, asked to stop",
+    refused="not processing",
+)
+ACTS = {act.name: act for act in (RETRY, DISCARD)}  # that operations carry out
 
 
 @dataclass(slots=True)
 class Done:
-    """What became of jobs: how many were changed, by what was done; skipped, by the reason; and refused."""
+    """What became of jobs: how many were changed; skipped, by the reason; and refused."""
 
-    changed: Counter[str] = field(default_factory=Counter)
+    changed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     failed: int = 0  # that the database refused to change
     problem: str = ""  # what it said, the last time
@@ -172,18 +192,15 @@ class Done:
 
     def told(self, act: Act, refused: str = "") -> str:
         """The same as a sentence. `refused` says what a job is that the act is not for."""
-        changed: list[str] = []
-        for step in act.steps:
-            if count := self.changed[step.done]:
-                noun = "" if changed else " job" if count == 1 else " jobs"
-                changed.append(f"{count:,}{noun} {step.done}")
-        nothing = f"No job was {' or '.join(step.done for step in act.steps)}"
-        parts = [", ".join(changed) or nothing]
+        parts = [f"No job was {act.done}"]
+        if self.changed:
+            parts = [f"{self.changed:,} job{'' if self.changed == 1 else 's'} {act.done}"]
         refused = refused or act.refused
         for reason, one, several in (
             ("refused", f"it is {refused}", f"they are {refused}"),
             ("missing", "it no longer exists", "they no longer exist"),
             ("taken", "a job with its unique key waits or runs", "jobs with their unique keys wait or run"),
+            ("due", "it is due already", "they are due already"),
             ("deaf", "a client runs it that cannot be asked", "clients run them that cannot be asked"),
             ("busy", "somebody else is changing it just now", "somebody else is changing them just now"),
         ):
@@ -238,31 +255,20 @@ def _change(
     absent = set(ids).difference(seen)
     busy = len(store.seen(cursor, absent)) if absent and not act.is_about_workers else 0
     left = {id for id, job in seen.items() if job.status in statuses and job.updated_at <= until}
-    done = Done(
-        skipped=Counter(busy=busy, missing=len(absent) - busy, refused=len(seen) - len(left)),
-    )
+    skipped = Counter(busy=busy, missing=len(absent) - busy, refused=len(seen) - len(left))
+    changed, failed, problem = _change_or_halve(act, left, manner)
     history: dict[str, list[models.Model]] = defaultdict(list)
-    for step in act.steps:
-        changed, failed, done.problem = _change_or_halve(step, left, manner)
-        for id in sorted(changed):
-            history[_entry(step, seen[id], manner, reason)].append(_named(seen[id]))
-        done.changed[step.done] = len(changed)
-        done.failed += len(failed)
-        left -= changed | failed
-    for id in left:
-        if not act.is_about_workers:
-            done.skipped["taken"] += 1
-        elif seen[id].status == Status.PROCESSING and seen[id].locked_by is None:
-            done.skipped["deaf"] += 1
-        else:
-            done.skipped["busy"] += 1
-    done.changed, done.skipped = +done.changed, +done.skipped
+    for id in sorted(changed):
+        history[_entry(act, seen[id], manner, reason)].append(_named(seen[id]))
+    for id in left - changed - failed:
+        is_deaf = seen[id].status == Status.PROCESSING and seen[id].locked_by is None
+        skipped["deaf" if is_deaf else act.left] += 1
     _log(by, history)
-    return done
+    return Done(len(changed), +skipped, len(failed), problem)
 
 
-def _change_or_halve(step: Step, ids: Collection[int], manner: Manner) -> tuple[set[int], set[int], str]:
-    """What a step has changed, what the database refused to change, and what it said.
+def _change_or_halve(act: Act, ids: Collection[int], manner: Manner) -> tuple[set[int], set[int], str]:
+    """What an act has changed, what the database refused to change, and what it said.
 
     Where it refuses some of the jobs (a trigger of the project may), the others are changed all the same.
     """
@@ -271,7 +277,7 @@ def _change_or_halve(step: Step, ids: Collection[int], manner: Manner) -> tuple[
         return set(), set(), ""
     try:
         with transaction.atomic(using=alias):
-            return step.change(ids, alias, manner), set(), ""
+            return act.change(ids, alias, manner), set(), ""
     except OperationalError:
         raise  # it is away, or busy: that says nothing about the jobs
     except DatabaseError as error:
@@ -279,9 +285,35 @@ def _change_or_halve(step: Step, ids: Collection[int], manner: Manner) -> tuple[
             return set(), set(ids), clean_text(str(error).partition("\n")[0], REASON_LIMIT)
     ordered = sorted(ids)
     half = len(ordered) // 2
-    changed, failed, problem = _change_or_halve(step, ordered[:half], manner)
-    more_changed, more_failed, other = _change_or_halve(step, ordered[half:], manner)
+    changed, failed, problem = _change_or_halve(act, ordered[:half], manner)
+    more_changed, more_failed, other = _change_or_halve(act, ordered[half:], manner)
     return changed | more_changed, failed | more_failed, other or problem
+
+
+class Gone(Exception):
+    """A job no longer exists."""
+
+
+def duplicate(id: int, by: Person, *, reason: str = "") -> int | None:
+    """Enqueue a copy of a job, due now, whatever has become of the job. Returns the id of the copy.
+
+    None where a job with its unique key waits or runs. Raises Gone where there is no such job.
+    """
+    reason = clean_text(reason, REASON_LIMIT)
+    with store.own_transaction(config().DATABASE) as cursor:
+        seen = store.seen(cursor, [id])
+        if not seen:
+            raise Gone
+        copy = store.duplicate(cursor, id, by=by.name)
+        if copy is None:
+            return None
+        (original,) = seen
+        made = BackgroundJob(id=copy, job_name=original.job_name)
+        before, after = _as_it_was(original), f"the same, and job {copy} is queued"
+        origin = _sentences(f"Enqueued as a copy of job {id}", "none", "queued, due now", reason)
+        duplicated = _sentences("Duplicated", before, after, reason)
+        _log(by, {duplicated: [_named(original)], origin: [made]})
+    return copy
 
 
 class Stale(Exception):
@@ -363,12 +395,13 @@ def _key_of(row: BackgroundJob, args: list[Any], kwargs: dict[str, Any], payload
 # ── The history ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _entry(step: Step, job: store.Seen, manner: Manner, reason: str) -> str:
-    before = f"{job.status}, {job.attempts} of {job.max_attempts} attempts, queue {job.queue_name}"
-    after = step.after
-    if step.after == Status.QUEUED:
-        after = f"queued, {manner}"
-    return _sentences(step.done.capitalize(), before, after, reason)
+def _entry(act: Act, job: store.Seen, manner: Manner, reason: str) -> str:
+    after = f"queued, {manner}" if act.after == Status.QUEUED else act.after
+    return _sentences(act.done.capitalize(), _as_it_was(job), after, reason)
+
+
+def _as_it_was(job: store.Seen) -> str:
+    return f"{job.status}, {job.attempts} of {job.max_attempts} attempts, queue {job.queue_name}"
 
 
 def _sentences(what: str, before: str, after: str, reason: str) -> str:
@@ -659,13 +692,13 @@ def _advance(
             {filter.status},
             operation.created_at,
         )
-        operation.changed += done.changed.total()
+        operation.changed += done.changed
         operation.skipped = dict(Counter(operation.skipped) + done.skipped)
         operation.failed += done.failed
         operation.problem = done.problem or operation.problem
         if part:
             operation.cursor_at, operation.cursor_id = part[-1].updated_at, part[-1].id
-        pause = manner.spread * done.changed.total()
+        pause = manner.spread * done.changed
         operation.next_at = Now() + pause if pause and not is_last else None
         operation.updated_at = Now()
         if is_last:
@@ -719,7 +752,7 @@ def told(operation: BackgroundOperation) -> str:
     """What an operation has done, as a sentence."""
     act = ACTS[operation.act]
     done = Done(
-        Counter({act.steps[0].done: operation.changed}),
+        operation.changed,
         Counter(operation.skipped),
         operation.failed,
         operation.problem,

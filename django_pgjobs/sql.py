@@ -710,8 +710,9 @@ UPDATE background_jobs AS job
        errors = CASE WHEN held.error IS NULL THEN job.errors
                      ELSE jsonb_path_query_array(
                               job.errors || jsonb_build_array(
-                                  jsonb_build_object('at', statement_timestamp(), 'attempt', job.attempts,
-                                                     'worker', job.worker_id) || held.error::jsonb),
+                                  jsonb_build_object('began', job.attempted_at, 'at', statement_timestamp(),
+                                                     'attempt', job.attempts, 'worker', job.worker_id)
+                                  || held.error::jsonb),
                               '$[last - 19 to last]') END,
        result = held.result::jsonb,
        metadata = CASE WHEN jsonb_typeof(job.metadata) = 'object' THEN job.metadata - 'unknown_since'
@@ -778,6 +779,23 @@ WITH target AS MATERIALIZED (
 UPDATE background_jobs AS job
    SET status = 'cancelled',
        updated_at = statement_timestamp()
+ WHERE job.id = ANY (ARRAY(SELECT target.id FROM target))
+RETURNING job.id
+"""
+
+# queued, due later → queued, due now. Returns the ids that changed.
+BRING_FORWARD = """
+WITH target AS MATERIALIZED (
+    SELECT job.id
+      FROM background_jobs AS job
+     WHERE job.id = ANY (%(ids)s::bigint[])
+       AND job.status::text = 'queued'
+       AND job.run_at > statement_timestamp()
+     ORDER BY job.id
+       FOR UPDATE SKIP LOCKED
+)
+UPDATE background_jobs AS job
+   SET run_at = statement_timestamp()
  WHERE job.id = ANY (ARRAY(SELECT target.id FROM target))
 RETURNING job.id
 """
@@ -861,6 +879,23 @@ UPDATE background_jobs AS job
  WHERE job.id = %(id)s
    AND job.status::text IN ('failed', 'cancelled')
 RETURNING job.id
+"""
+
+# → queued: a copy of a job, due now, which brings the context along and says what it is a copy of. Returns
+# its id; no row where the job is gone, or one with its unique key waits or runs.
+DUPLICATE = """
+INSERT INTO background_jobs
+       (queue_name, job_name, payload, priority, max_attempts, rerun_if_lost, unique_key, metadata)
+SELECT job.queue_name, job.job_name, job.payload, job.priority, job.max_attempts, job.rerun_if_lost,
+       job.unique_key,
+       CASE WHEN jsonb_typeof(job.metadata -> 'context') = 'object'
+            THEN jsonb_build_object('context', job.metadata -> 'context') ELSE '{}' END
+       || jsonb_build_object('copy_of', job.id, 'enqueued_by', %(by)s::text)
+  FROM background_jobs AS job
+ WHERE job.id = %(id)s
+    ON CONFLICT (job_name, unique_key)
+       WHERE unique_key IS NOT NULL AND status IN ('queued', 'processing') DO NOTHING
+RETURNING id
 """
 
 # failed → cancelled. Returns the ids that changed.
@@ -1382,6 +1417,42 @@ SELECT part.name, written.size,
                                  ELSE jsonb_pretty(part.value) END OFFSET 0) AS shown (text)
  WHERE job.id = %(id)s
    AND shown.text IS NOT NULL
+"""
+
+# The latest %(most)s jobs with a job's unique key, whatever became of them, without the job itself.
+WITH_KEY = """
+SELECT job.id, job.status::text, job.created_at
+  FROM background_jobs AS job
+ WHERE job.job_name = %(job_name)s
+   AND job.unique_key IS NOT NULL
+   AND job.unique_key = %(unique_key)s
+   AND job.id <> %(id)s
+ ORDER BY job.created_at DESC
+ LIMIT %(most)s
+"""
+
+# The %(most)s jobs of a schedule that came before one of them, and as many that came after, among the ids
+# from %(first)s to %(last)s.
+OF_SCHEDULE = """
+SELECT near.id, near.status, near.created_at
+  FROM ((SELECT job.id, job.status::text, job.created_at
+           FROM background_jobs AS job
+          WHERE job.id > %(id)s
+            AND job.id <= %(last)s
+            AND job.job_name = %(job_name)s
+            AND job.metadata ->> 'schedule' = %(schedule)s
+          ORDER BY job.id
+          LIMIT %(most)s)
+        UNION ALL
+        (SELECT job.id, job.status::text, job.created_at
+           FROM background_jobs AS job
+          WHERE job.id < %(id)s
+            AND job.id >= %(first)s
+            AND job.job_name = %(job_name)s
+            AND job.metadata ->> 'schedule' = %(schedule)s
+          ORDER BY job.id DESC
+          LIMIT %(most)s)) AS near
+ ORDER BY near.id DESC
 """
 
 # What the catalog says about our table: whether it is there, the values of its status, the triggers that

@@ -22,6 +22,8 @@ from . import sql
 from .conf import config
 from .lifecycle import Event, Status, Verdict
 
+LARGEST_ID = 2**63 - 1
+
 
 class Cursor(Protocol):
     """What the statements need of a cursor."""
@@ -589,6 +591,11 @@ def cancel(ids: Iterable[int], using: str | None = None) -> set[int]:
     return _change(sql.CANCEL, ids, using)
 
 
+def bring_forward(ids: Iterable[int], using: str | None = None) -> set[int]:
+    """Make queued jobs due now that are due later. Returns the ids that changed."""
+    return _change(sql.BRING_FORWARD, ids, using)
+
+
 def request_stop(ids: Iterable[int], using: str | None = None) -> set[int]:
     """Ask the workers that run these jobs to stop them. Returns the ids that are being run by one."""
     return _change(sql.REQUEST_STOP, ids, using)
@@ -633,6 +640,16 @@ def edit(cursor: Cursor, id: int, *, payload: str, unique_key: str | None) -> bo
     """
     cursor.execute(sql.EDIT, {"id": id, "payload": payload, "unique_key": unique_key})
     return cursor.fetchone() is not None
+
+
+def duplicate(cursor: Cursor, id: int, *, by: str) -> int | None:
+    """Enqueue a copy of a job, due now. Returns its id.
+
+    None where the job is gone, or one with its unique key waits or runs.
+    """
+    cursor.execute(sql.DUPLICATE, {"id": id, "by": by})
+    row = cursor.fetchone()
+    return None if row is None else int(row[0])
 
 
 def discard(ids: Iterable[int], using: str | None = None) -> set[int]:
@@ -1037,6 +1054,36 @@ def texts(id: int, alias: str, *, most: int, most_errors: int, pretty: int) -> d
     with connections[alias].cursor() as cursor:
         cursor.execute(sql.TEXTS, {"id": id, "most": most, "most_errors": most_errors, "pretty": pretty})
         return {name: Text(*rest) for name, *rest in cursor.fetchall()}
+
+
+class Related(NamedTuple):
+    """Another job that has to do with one."""
+
+    id: int
+    status: str
+    created_at: datetime
+
+
+def with_key(alias: str, *, id: int, job_name: str, unique_key: str, most: int) -> list[Related]:
+    """The latest jobs that have the unique key of a job, without the job itself."""
+    given: dict[str, Any] = {"id": id, "job_name": job_name, "unique_key": unique_key, "most": most}
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql.WITH_KEY, given)
+        return [Related(*row) for row in cursor.fetchall()]
+
+
+def of_schedule(
+    alias: str, *, id: int, job_name: str, schedule: str, window: int, most: int
+) -> list[Related]:
+    """The jobs of a schedule next to one of them, at most `most` before and after it, the latest first.
+
+    They are looked for among so many ids to each side.
+    """
+    nearby = {"first": max(id - window, -LARGEST_ID), "last": min(id + window, LARGEST_ID)}
+    given: dict[str, Any] = {"id": id, "job_name": job_name, "schedule": schedule, "most": most, **nearby}
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql.OF_SCHEDULE, given)
+        return [Related(*row) for row in cursor.fetchall()]
 
 
 class Catalog(NamedTuple):

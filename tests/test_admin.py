@@ -21,8 +21,10 @@ from django.test.utils import CaptureQueriesContext, override_settings
 from django_pgjobs import operations
 from django_pgjobs.admin import jobs as pages
 from django_pgjobs.admin import letters, lists, readonly
-from django_pgjobs.models import BackgroundJob, BackgroundQueue, BackgroundWorker
+from django_pgjobs.models import BackgroundJob, BackgroundQueue, BackgroundSchedule, BackgroundWorker
+from django_pgjobs.testing import drain
 from tests.factories import make_job, rows
+from tests.jobs import boom
 from tests.sessions import session
 
 pytestmark = pytest.mark.django_db
@@ -32,6 +34,11 @@ JOBS = f"{ADMIN}backgroundjob/"
 DEAD = f"{ADMIN}deadletter/"
 STATUSES = ("queued", "processing", "failed", "completed", "cancelled")
 VIEW = ("view_backgroundjob", "view_deadletter", "view_backgroundqueue", "view_backgroundworker")
+
+
+HOSTILE = (
+    """</pre><script>alert(1)</script><img src=x onerror=alert(2)>" onmouseover='alert(3)' javascript:x"""
+)
 
 
 def client_of(name: str, *permissions: str, superuser: bool = False) -> Client:
@@ -110,6 +117,100 @@ def test_a_job_whose_function_is_gone_is_shown_and_can_be_retried(root: Client) 
     page = root.get(f"{DEAD}{job.pk}/change/").content.decode()
     assert "No job function of this name is known to this site." in page
     assert said(root.post(f"{DEAD}{job.pk}/retry/")) == ["1 job queued again."]
+
+
+def test_the_timeline_of_a_job_that_will_be_tried_again(root: Client) -> None:
+    common = {"processes": 1, "threads": 4, "async_slots": 0, "lease": timedelta(seconds=60), "version": "1"}
+    worker = BackgroundWorker.objects.create(hostname="web-1", pid=7, **common)
+    gone = "3f2a9c4e-0000-4000-8000-000000000000"
+    error = {"exception": "builtins.ValueError", "traceback": "Traceback of it"}
+    errors = [
+        {"began": "2026-01-02T03:00:00+00:00", "at": "2026-01-02T03:04:05+00:00", "attempt": 1,
+         "worker": gone, "message": "first", **error},
+        {"began": "2026-01-02T04:00:00.5+00:00", "at": "2026-01-02T04:00:03+00:00", "attempt": 2,
+         "worker": str(worker.pk), "message": "second", **error},
+    ]  # fmt: skip
+    metadata = {"schedule": "daily", "tick": "2026-01-02T03:00:00+00:00", "interruptions": 2}
+    job = make_job(attempts=2, run_at=timedelta(hours=1), errors=errors, metadata=metadata)
+    page = root.get(f"{JOBS}{job.pk}/change/")
+    shown = [str(entry.what) for entry in page.context["page"].timeline]
+    assert shown == [
+        "Runs again.",
+        "Attempt 2 failed after 2.5 s on web-1:7.",
+        "Attempt 1 failed after 4 min on a worker that is gone (3f2a9c4e).",
+        "Enqueued by the schedule 'daily', for 2026-01-02T03:00:00+00:00.",
+    ]
+    text = page.content.decode()
+    assert text.count("Traceback of it") == 2
+    assert "<dt>Interrupted</dt><dd>2 times</dd>" in text
+    assert "schedule &#x27;daily&#x27;" in text
+
+
+@pytest.mark.parametrize(
+    ("each", "first"),
+    [
+        ("queued", "Runs as soon as a worker takes it."),
+        ("processing", "Attempt 1 began on a worker that is gone (00000000), and goes on."),
+        ("completed", "Attempt 1 completed after 2.0 s on a worker that is gone (00000000)."),
+        ("cancelled", "Cancelled."),
+        ("failed", "Attempt 3 failed on a worker that is gone ("),
+    ],
+)
+def test_a_timeline_begins_with_what_was_last(root: Client, each: str, first: str) -> None:
+    columns: dict[str, Any] = {"worker_id": "00000000-0000-4000-8000-000000000000"}
+    if each == "completed":
+        columns |= {"attempted_at": timedelta(seconds=-5), "updated_at": timedelta(seconds=-3)}
+    job = make_job(each, **columns)
+    timeline = root.get(f"{JOBS}{job.pk}/change/").context["page"].timeline
+    assert str(timeline[0].what).startswith(first)
+    assert timeline[-1].what == "Enqueued."
+
+
+def test_a_worker_notes_when_a_failed_attempt_began(root: Client) -> None:
+    job = boom.using(max_attempts=1).enqueue("it")
+    drain()
+    (attempt,) = root.get(f"{JOBS}{job.pk}/change/").context["page"].attempts
+    assert attempt.took.endswith((" ms", " s"))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [], 7, "text", {"schedule": 7, "tick": [], "copy_of": "x", "enqueued_by": {}, "context": [1]},
+        {"schedule": HOSTILE, "tick": HOSTILE, "enqueued_by": HOSTILE, "context": {HOSTILE: HOSTILE}},
+        {"copy_of": 10**30, "schedule": "x" * 300}, {"copy_of": -1, "interruptions": "many"},
+        {"schedule": "a/b?c=d\n", "copy_of": 2**63 - 1, "interruptions": 10**30},
+    ],
+)  # fmt: skip
+def test_anything_may_stand_in_the_metadata(root: Client, metadata: Any) -> None:
+    job = make_job("failed", metadata=metadata, unique_key=HOSTILE)
+    for url in (JOBS, DEAD):
+        response = root.get(f"{url}{job.pk}/change/")
+        assert response.status_code == 200
+        assert_harmless(response.content.decode())
+    assert said(root.post(f"{JOBS}{job.pk}/duplicate/"))[-1].endswith("is queued.")
+
+
+def test_related_jobs_are_linked(root: Client) -> None:
+    BackgroundSchedule.objects.create(name="daily", job_name="tests.jobs.add", cron="0 6 * * *")
+    old = make_job("completed", unique_key="k", metadata={"schedule": "daily"})
+    make_job("completed", unique_key="other")
+    make_job("completed", unique_key="k", job_name="shop.other", metadata={"schedule": "daily"})
+    job = make_job("failed", unique_key="k", metadata={"schedule": "daily"})
+    new = make_job(metadata={"schedule": "daily"})
+    response = root.get(f"{JOBS}{job.pk}/change/")
+    related = {heading: [link["text"] for link in links] for heading, links in response.context["related"]}
+    assert related == {
+        "With its unique key": [f"Job {old.pk}"],
+        "Before and after it, of its schedule": [f"Job {new.pk}", f"Job {old.pk}"],
+        "The schedule": ["daily"],
+        "Its error": ["All dead letters that failed alike"],
+    }
+    for _, links in response.context["related"]:
+        for link in links:
+            assert root.get(link["url"]).status_code == 200
+    person = client_of("ada", "view_deadletter")
+    assert [name for name, _ in person.get(f"{DEAD}{job.pk}/change/").context["related"]] == ["Its error"]
 
 
 def test_pages_tell_which_worker_runs_a_job_and_which_is_silent(root: Client) -> None:
@@ -276,40 +377,139 @@ def test_viewers_see_everything_and_change_nothing() -> None:
 
 @pytest.mark.parametrize("each", STATUSES)
 def test_the_page_of_a_job_offers_what_its_status_allows(root: Client, each: str) -> None:
-    job = make_job(each)
+    job = make_job(each, run_at=timedelta(hours=1))
     page = root.get(f"{JOBS}{job.pk}/change/").content.decode()
-    offered = set(re.findall(r"/(retry|discard|cancel)/[\"?]", page))
-    assert offered == {
-        "queued": {"cancel"},
-        "processing": {"cancel"},
-        "failed": {"retry", "discard"},
-        "cancelled": {"retry"},
-    }.get(each, set())
+    offered = set(re.findall(r"/(retry|discard|run|cancel|stop|duplicate|edit)/[\"?]", page))
+    assert (
+        offered
+        == {
+            "queued": {"run", "cancel", "duplicate"},
+            "processing": {"stop", "duplicate"},
+            "failed": {"retry", "discard", "edit", "duplicate"},
+            "completed": {"duplicate"},
+            "cancelled": {"retry", "edit", "duplicate"},
+        }[each]
+    )
 
 
-def test_cancelling_has_its_own_permission() -> None:
-    waits, runs, dead = make_job(), make_job("processing"), make_job("failed")
-    others = client_of("others", *VIEW, "retry_job", "discard_job")
-    assert "/cancel/" not in others.get(f"{JOBS}{waits.pk}/change/").content.decode()
-    assert others.post(f"{JOBS}{waits.pk}/cancel/").status_code == 403
-    assert act(others, JOBS, "cancel_jobs", [waits.pk]) == ["No action selected."]
-    assert client_of("blind", "cancel_job").post(f"{JOBS}{waits.pk}/cancel/").status_code == 403
-    assert (status(waits), rows()[runs.pk]["stop_requested_at"]) == ("queued", None)
-    ada = client_of("ada", *VIEW, "cancel_job")
-    assert ada.get(f"{JOBS}{waits.pk}/cancel/").status_code == 405
-    assert "/retry/" not in ada.get(f"{JOBS}{dead.pk}/change/").content.decode()
-    assert said(ada.post(f"{JOBS}{waits.pk}/cancel/")) == ["1 job cancelled."]
-    assert said(ada.post(f"{JOBS}{runs.pk}/cancel/"))[-1] == "1 job asked to stop."
+@pytest.mark.parametrize("name", ["run", "cancel", "stop", "duplicate"])
+def test_what_is_done_by_a_button_has_its_own_permission(name: str) -> None:
+    jobs = {
+        "run": make_job(run_at=timedelta(hours=1)),
+        "cancel": make_job(),
+        "stop": make_job("processing"),
+        "duplicate": make_job("completed"),
+    }
+    before = rows()
+    others = client_of("others", *VIEW, *(f"{other}_job" for other in (*jobs, "retry") if other != name))
+    url = f"{JOBS}{jobs[name].pk}/{name}/"
+    assert f"/{name}/" not in others.get(f"{JOBS}{jobs[name].pk}/change/").content.decode()
+    assert others.post(url).status_code == 403
+    assert act(others, JOBS, f"{name}_jobs", [jobs[name].pk]) == ["No action selected."]
+    assert client_of("blind", f"{name}_job").post(url).status_code == 403
+    assert rows() == before
+    assert logged() == []
+    ada = client_of("ada", *VIEW, f"{name}_job")
+    assert ada.get(url).status_code == 405
+    for other, job in jobs.items():
+        page = ada.get(f"{JOBS}{job.pk}/change/").content.decode()
+        assert (f"/{name}/" in page) == (name in (other, "duplicate") or (name, other) == ("cancel", "run"))
+    assert ada.post(url, {"reason": "x" * 251}).status_code == 302
+    assert rows() == before
+    assert ada.post(url, {"reason": "Ada said so."}).status_code == 302
+    assert rows() != before
+
+
+def test_what_was_done_by_a_button_is_told_and_logged(root: Client) -> None:
+    later, waits, runs = make_job(run_at=timedelta(hours=1)), make_job(), make_job("processing")
+    assert said(root.post(f"{JOBS}{later.pk}/run/", {"reason": "Now."}))[-1] == "1 job due now."
+    assert said(root.post(f"{JOBS}{waits.pk}/cancel/", {"reason": "No."}))[-1] == "1 job cancelled."
+    assert said(root.post(f"{JOBS}{runs.pk}/stop/"))[-1] == "1 job asked to stop."
+    assert root.get(f"{JOBS}{later.pk}/change/").content.decode().count("/run/") == 0
     assert status(waits) == "cancelled"
     assert rows()[runs.pk]["stop_requested_at"] is not None
-    before = ("queued, 0 of 3 attempts, queue default", "processing, 1 of 3 attempts, queue default")
+    queued = "Before: queued, 0 of 3 attempts, queue default."
+    processing = "Before: processing, 1 of 3 attempts, queue default."
     assert logged() == [
-        ("ada", str(waits.pk), f"Cancelled. Before: {before[0]}. After: cancelled."),
-        ("ada", str(runs.pk), f"Asked to stop. Before: {before[1]}. After: processing, asked to stop."),
+        ("root", str(later.pk), f"Due now. {queued} After: queued, due now. Reason: Now."),
+        ("root", str(waits.pk), f"Cancelled. {queued} After: cancelled. Reason: No."),
+        ("root", str(runs.pk), f"Asked to stop. {processing} After: processing, asked to stop."),
     ]
-    assert "cancel_jobs" not in ada.get(DEAD).content.decode()
-    assert ada.post(f"{DEAD}{dead.pk}/cancel/").status_code in (302, 404)
-    assert status(dead) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("name", "became", "told"),
+    [
+        ("run", "processing", "No job was due now; 1 was skipped because it is not queued."),
+        ("run", "queued", "No job was due now; 1 was skipped because it is due already."),
+        ("cancel", "processing", "No job was cancelled; 1 was skipped because it is not queued."),
+        ("cancel", "cancelled", "No job was cancelled; 1 was skipped because it is not queued."),
+        ("stop", "completed", "No job was asked to stop; 1 was skipped because it is not processing."),
+        (
+            "retry", "queued",
+            "No job was queued again; 1 was skipped because it is neither failed nor cancelled.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_button_that_comes_too_late_says_so(root: Client, name: str, became: str, told: str) -> None:
+    job = make_job(became)
+    before = rows()
+    assert said(root.post(f"{JOBS}{job.pk}/{name}/"))[-1] == told
+    gone = said(root.post(f"{JOBS}{job.pk + 1}/{name}/"))[-1]
+    assert gone.endswith("1 was skipped because it no longer exists.")
+    assert rows() == before
+    assert logged() == []
+
+
+def test_a_copy_of_a_job_is_enqueued(root: Client) -> None:
+    metadata = {"context": {"request": "r-1"}, "schedule": "daily", "interruptions": 2}
+    columns = {"queue_name": "mail", "priority": 7, "max_attempts": 9, "rerun_if_lost": False}
+    job = make_job("failed", payload={"args": [7, 8]}, metadata=metadata, unique_key="k", **columns)
+    before = rows()[job.pk]
+    response = root.post(f"{JOBS}{job.pk}/duplicate/", {"reason": "Once more."})
+    copy = BackgroundJob.objects.latest("id")
+    assert response["Location"] == f"{JOBS}{copy.pk}/change/"
+    assert said(response) == [f"Job {copy.pk}, a copy of job {job.pk}, is queued."]
+    assert rows()[job.pk] == before
+    after = rows()[copy.pk]
+    same = ("queue_name", "job_name", "payload", "priority", "max_attempts", "rerun_if_lost", "unique_key")
+    assert {name: after[name] for name in same} == {name: before[name] for name in same}
+    assert (copy.status, copy.attempts, copy.errors) == ("queued", 0, [])
+    assert copy.metadata == {"context": {"request": "r-1"}, "copy_of": job.pk, "enqueued_by": "root"}
+    before_and_after = (
+        "Before: failed, 3 of 9 attempts, queue mail. After: the same, and job"
+        f" {copy.pk} is queued. Reason: Once more."
+    )
+    origin = f"Enqueued as a copy of job {job.pk}. Before: none. After: queued, due now. Reason: Once more."
+    assert logged() == [
+        ("root", str(job.pk), f"Duplicated. {before_and_after}"),
+        ("root", str(copy.pk), origin),
+    ]
+    page = root.get(f"{JOBS}{copy.pk}/change/").content.decode()
+    assert f"Enqueued by root, as a copy of job {job.pk}, with request r-1." in page
+    assert f'<a href="{JOBS}{job.pk}/change/">Job {job.pk}</a> <span class="quiet">failed</span>' in page
+
+
+def test_a_job_that_cannot_be_duplicated_is_told_of(root: Client) -> None:
+    job = make_job("failed", unique_key="k")
+    make_job("processing", unique_key="k")
+    told = said(root.post(f"{JOBS}{job.pk}/duplicate/"))[-1]
+    assert told == f"Job {job.pk} was not duplicated, because a job with its unique key waits or runs."
+    for url, reason in (
+        (f"{JOBS}{job.pk + 9}", "it no longer exists."),
+        (f"{DEAD}{job.pk + 1}", "it is no longer a dead letter."),
+    ):
+        assert said(root.post(f"{url}/duplicate/"))[-1].endswith(f"was not duplicated, because {reason}")
+    assert len(rows()) == 2
+    assert logged() == []
+
+
+def test_a_copy_of_a_dead_letter_leads_back_who_sees_no_other_job() -> None:
+    job = make_job("failed")
+    person = client_of("ada", "view_deadletter", "duplicate_job")
+    response = person.post(f"{DEAD}{job.pk}/duplicate/")
+    assert response["Location"] == f"{DEAD}{job.pk}/change/"
+    assert len(rows()) == 2
 
 
 @pytest.mark.parametrize("url", [JOBS, DEAD])
@@ -364,7 +564,7 @@ def test_acts_need_a_post_and_a_token() -> None:
         assert client.post(url, data).status_code == 403
     assert status(job) == "failed"
     page = client.get(f"{DEAD}{job.pk}/change/").content.decode()
-    token = re.search(r'action="[^"]+/retry/"><input[^>]+value="([^"]+)"', page)
+    token = re.search(r'class="pgjobs-acting">\s*<input[^>]+value="([^"]+)"', page)
     assert token is not None
     assert client.post(f"{DEAD}{job.pk}/retry/", {"csrfmiddlewaretoken": token[1]}).status_code == 302
     assert status(job) == "queued"
@@ -395,24 +595,27 @@ def test_discarding_changes_failed_ones_only(root: Client) -> None:
     assert status(jobs["failed"]) == "cancelled"
 
 
-def test_cancelling_changes_queued_jobs_and_asks_running_ones_to_stop(root: Client) -> None:
-    jobs = {each: make_job(each) for each in STATUSES}
-    more = [make_job().pk, make_job("processing", locked_by=None).pk]
+def test_running_now_cancelling_and_stopping_change_what_they_are_for(root: Client) -> None:
+    jobs = {each: make_job(each, run_at=timedelta(hours=1)) for each in STATUSES}
+    due, deaf = make_job().pk, make_job("processing", locked_by=None).pk
+    ids = [due, deaf, *(job.pk for job in jobs.values())]
     before = rows()
-    (told,) = act(root, JOBS, "cancel_jobs", [*more, *(job.pk for job in jobs.values())])
-    assert told == (
-        "2 jobs cancelled, 1 asked to stop; 3 were skipped because they are neither queued nor processing; 1"
-        " was skipped because a client runs it that cannot be asked."
+    assert act(root, JOBS, "run_jobs", ids) == [
+        "1 job due now; 5 were skipped because they are not queued; 1 was skipped because it is due already."
+    ]
+    assert rows()[jobs["queued"].pk]["run_at"] < before[jobs["queued"].pk]["run_at"]
+    assert act(root, JOBS, "stop_jobs", ids)[-1] == (
+        "1 job asked to stop; 5 were skipped because they are not processing; 1 was skipped because a client"
+        " runs it that cannot be asked."
+    )
+    assert act(root, JOBS, "cancel_jobs", ids)[-1] == (
+        "2 jobs cancelled; 5 were skipped because they are not queued."
     )
     after = rows()
-    assert (status(jobs["queued"]), after[more[0]]["status"]) == ("cancelled", "cancelled")
+    assert (status(jobs["queued"]), after[due]["status"]) == ("cancelled", "cancelled")
     assert after[jobs["processing"].pk]["stop_requested_at"] is not None
-    for each in ("failed", "completed", "cancelled"):
-        assert after[jobs[each].pk] == before[jobs[each].pk]
-    told = said(root.post(f"{JOBS}{jobs['completed'].pk}/cancel/"))[-1]
-    assert told == (
-        "No job was cancelled or asked to stop; 1 was skipped because it is neither queued nor processing."
-    )
+    for id in (deaf, *(jobs[each].pk for each in ("failed", "completed", "cancelled"))):
+        assert after[id] == before[id]
 
 
 def test_retrying_leaves_a_job_whose_unique_key_is_taken(root: Client) -> None:
@@ -512,10 +715,6 @@ def test_a_locked_job_is_skipped_and_nobody_waits() -> None:
 
 
 # Hostile rows
-
-HOSTILE = (
-    """</pre><script>alert(1)</script><img src=x onerror=alert(2)>" onmouseover='alert(3)' javascript:x"""
-)
 
 
 def assert_harmless(page: str) -> None:

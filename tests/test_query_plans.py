@@ -408,6 +408,7 @@ BY_ID = {
     "COMPLETE_AND_DELETE": (sql.COMPLETE_AND_DELETE, guards),
     "SETTLE": (sql.SETTLE, verdicts),
     "CANCEL": (sql.CANCEL, lambda count=BATCH: {"ids": ids(20 * BATCH + 1, count)}),
+    "BRING_FORWARD": (sql.BRING_FORWARD, lambda count=BATCH: {"ids": ids(20 * BATCH + 1, count)}),
     "REQUEST_STOP": (sql.REQUEST_STOP, lambda count=BATCH: {"ids": ids(1, count)}),
     "RETRY": (
         sql.RETRY,
@@ -446,14 +447,17 @@ def test_what_is_written_by_id_reads_these_rows_and_no_others(template):
         assert many <= few + 10 + 3 * count, what
 
 
-def test_one_job_is_edited_by_its_id(template):
-    parameters = {"id": 10 * BATCH + 1, "payload": "{}", "unique_key": None}
-    statement = {"EDIT": (sql.EDIT, lambda size: parameters)}
-    for _, mood, runs in in_every_mood(template, a_busy_table, statement):
+def test_one_job_is_edited_or_duplicated_by_its_id(template):
+    parameters = {"id": 10 * BATCH + 1, "payload": "{}", "unique_key": None, "by": "ada"}
+    statements = {
+        "EDIT": (sql.EDIT, lambda size: parameters),
+        "DUPLICATE": (sql.DUPLICATE, lambda size: parameters),
+    }
+    for name, mood, runs in in_every_mood(template, a_busy_table, statements):
         for run in runs.values():
-            assert run.indexes == {PRIMARY_KEY}, mood
-            assert run.returned == 1, mood
-            assert run.pages <= 30, mood
+            assert run.indexes == {PRIMARY_KEY}, (name, mood)
+            assert run.returned == 1, (name, mood)
+            assert run.pages <= 60, (name, mood)
 
 
 def test_what_jobs_say_of_themselves_is_a_hot_update(template):
@@ -694,6 +698,31 @@ def test_a_glance_reads_a_bounded_number_of_rows(template):
             assert run.indexes == {index}, (name, mood)
             assert run.read <= most, (name, mood)
             assert run.pages <= 100 + most, (name, mood)
+
+
+def many_of_one_key_and_one_schedule(connection, size):
+    """A job in the middle, among many with its key, and many of its name that are of another schedule."""
+    insert(connection, size, status="completed", metadata='{"schedule": "other"}')
+    columns = {"unique_key": "k", "metadata": '{"schedule": "daily"}'}
+    insert(connection, size, status="completed", **columns)
+
+
+def test_what_is_related_to_a_job_is_found_near_it_or_by_its_key(template):
+    window, most = 500, 3
+
+    def near(size):
+        nearby = {"id": size, "first": size - window, "last": size + window}
+        return nearby | {"job_name": "tests.jobs.add", "schedule": "daily", "unique_key": "k", "most": most}
+
+    statements = {"WITH_KEY": (sql.WITH_KEY, near), "OF_SCHEDULE": (sql.OF_SCHEDULE, near)}
+    for name, mood, runs in in_every_mood(template, many_of_one_key_and_one_schedule, statements):
+        show(f"{name}, {mood}", runs)
+        for run in runs.values():
+            expected = RECENT_INDEX if name == "WITH_KEY" else PRIMARY_KEY
+            assert run.indexes == {expected}, (name, mood)
+            assert run.returned == most, (name, mood)
+            assert run.read <= window + most + 1, (name, mood)
+            assert run.pages <= window + 20, (name, mood)
 
 
 def many_wait_and_many_are_dead(connection, size):

@@ -217,6 +217,7 @@ def test_a_failure_is_recorded_with_when_which_attempt_and_who():
     job.refresh()
     (entry,) = job.errors
     assert datetime.fromisoformat(entry.pop("at")) == job.updated_at
+    assert datetime.fromisoformat(entry.pop("began")) == job.attempted_at
     assert entry == {
         "attempt": 2,
         "worker": str(job.worker_id),

@@ -15,6 +15,7 @@ import django
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -30,12 +31,14 @@ from ..exceptions import InvalidArguments
 from ..export import FORMS, jobs_of
 from ..jobs import find
 from ..lifecycle import Status
-from ..models import BackgroundJob, BackgroundOperation, DeadLetter
+from ..models import BackgroundJob, BackgroundOperation, BackgroundSchedule, DeadLetter
 from ..operations import (
     CANCEL,
     DISCARD,
     REASON_LIMIT,
     RETRY,
+    RUN,
+    STOP,
     Act,
     Filter,
     Manner,
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
 FEW = 300  # jobs that are changed while somebody waits for the page
 SHOWN_GROUPS = 5  # of what an act is about
 
+_LABELS = {"run": "Run now"}
 _QUESTIONS = {"retry": "Retry later or elsewhere …", "discard": "Discard …"}
 
 _DELAYS = {
@@ -92,11 +96,19 @@ def discard_jobs(model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet
     return model_admin.ask(DISCARD, request)
 
 
-@admin.action(permissions=["cancel"], description="Cancel: do not run, or stop running")
+@admin.action(permissions=["run"], description="Run now what is due later")
+def run_jobs(model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+    model_admin.act_on(RUN, request, _chosen(request, queryset))
+
+
+@admin.action(permissions=["cancel"], description="Cancel: do not run what is queued")
 def cancel_jobs(model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-    across = _is_across(request)
-    ids = list(queryset.values_list("pk", flat=True)[:MOST]) if across else _selected(request)
-    model_admin.act_on(CANCEL, request, ids)
+    model_admin.act_on(CANCEL, request, _chosen(request, queryset))
+
+
+@admin.action(permissions=["stop"], description="Stop what is running")
+def stop_jobs(model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+    model_admin.act_on(STOP, request, _chosen(request, queryset))
 
 
 @admin.action(permissions=["export"], description="Export as CSV")
@@ -121,9 +133,26 @@ def _selected(request: HttpRequest) -> list[int]:
     return sorted(filter(None, map(job_id, request.POST.getlist(ACTION_CHECKBOX_NAME))))
 
 
+def _chosen(request: HttpRequest, queryset: QuerySet[Any]) -> list[int]:
+    """The ids that are selected, or the first of all that match."""
+    if _is_across(request):
+        return list(queryset.values_list("pk", flat=True)[:MOST])
+    return _selected(request)
+
+
 def ids_of(request: HttpRequest) -> tuple[int, ...]:
     """The ids of jobs in an address."""
     return tuple(filter(None, map(job_id, request.GET["ids"].split(",")[:MOST])))
+
+
+class ReasonForm(forms.Form):
+    """What may be said about an act that is done at once."""
+
+    reason = forms.CharField(
+        required=False,
+        max_length=REASON_LIMIT // 4,
+        widget=forms.TextInput({"size": 40, "placeholder": "may be empty", "id": "pgjobs-reason"}),
+    )
 
 
 class ActForm(forms.Form):
@@ -213,27 +242,37 @@ class JobAdmin(ReadOnlyAdmin):
 
     # Permissions
 
+    def may(self, act: Act, request: HttpRequest) -> bool:
+        return request.user.has_perm(f"django_pgjobs.{act.permission}")
+
     def has_retry_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("django_pgjobs.retry_job")
+        return self.may(RETRY, request)
 
     def has_discard_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("django_pgjobs.discard_job")
+        return self.may(DISCARD, request)
+
+    def has_run_permission(self, request: HttpRequest) -> bool:
+        return self.may(RUN, request)
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("django_pgjobs.cancel_job")
+        return self.may(CANCEL, request)
+
+    def has_stop_permission(self, request: HttpRequest) -> bool:
+        return self.may(STOP, request)
+
+    def has_duplicate_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("django_pgjobs.duplicate_job")
 
     def has_export_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("django_pgjobs.export_job")
 
-    def may(self, act: Act, request: HttpRequest) -> bool:
-        return bool(getattr(self, f"has_{act.name}_permission")(request))
-
     # Acts
 
-    def act_on(self, act: Act, request: HttpRequest, ids: Sequence[int]) -> None:
+    def act_on(self, act: Act, request: HttpRequest, ids: Sequence[int], reason: str = "") -> None:
         """Act on jobs, and say what became of them."""
         only = None if self.only_status is None else {self.only_status}
-        self.tell(request, act, perform(act, ids, Person.of(request.user), statuses=only))
+        done = perform(act, ids, Person.of(request.user), reason=reason, statuses=only)
+        self.tell(request, act, done)
 
     def tell(self, request: HttpRequest, act: Act, done: operations.Done) -> None:
         refused = "" if self.only_status is None else f"no longer {self.only_status}"
@@ -287,7 +326,12 @@ class JobAdmin(ReadOnlyAdmin):
             )
             for act in self.acts
         ]
-        return [*on_all, edit, *on_one, *super().get_urls()]
+        duplicate = path(
+            "<str:object_id>/duplicate/",
+            self.admin_site.admin_view(require_POST(self.duplicate_view)),
+            name=f"{name}_duplicate",
+        )
+        return [*on_all, edit, *on_one, duplicate, *super().get_urls()]
 
     def act_view(self, request: HttpRequest, object_id: str, *, act: Act) -> HttpResponse:
         """Act on one job, by a button on its page."""
@@ -296,8 +340,53 @@ class JobAdmin(ReadOnlyAdmin):
         id = job_id(object_id)
         if id is None:
             raise Http404
-        self.act_on(act, request, [id])
+        if (reason := self._reason(request)) is not None:
+            self.act_on(act, request, [id], reason)
         return self._back_to(request, id)
+
+    def duplicate_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Enqueue a copy of one job, by a button on its page."""
+        if not (self.has_duplicate_permission(request) and self.has_view_permission(request)):
+            raise PermissionDenied
+        id = job_id(object_id)
+        if id is None:
+            raise Http404
+        reason = self._reason(request)
+        if reason is None:
+            return self._back_to(request, id)
+        nothing = f"Job {id} was not duplicated, because"
+        if self.get_object(request, str(id)) is None:
+            kind = f"is no longer a {self.opts.verbose_name}" if self.only_status else "no longer exists"
+            self.message_user(request, f"{nothing} it {kind}.", messages.WARNING)
+            return self._back_to(request, id)
+        try:
+            copy = operations.duplicate(id, Person.of(request.user), reason=reason)
+        except operations.Gone:
+            self.message_user(request, f"{nothing} it no longer exists.", messages.WARNING)
+            return self._back_to(request, id)
+        if copy is None:
+            told = f"{nothing} a job with its unique key waits or runs."
+            self.message_user(request, told, messages.WARNING)
+            return self._back_to(request, id)
+        self.message_user(request, f"Job {copy}, a copy of job {id}, is queued.", messages.SUCCESS)
+        url = self._job_url(request, copy)
+        return HttpResponseRedirect(url) if url else self._back_to(request, id)
+
+    def _reason(self, request: HttpRequest) -> str | None:
+        """The reason that came with a button; None, and it is said why, where it cannot be one."""
+        form = ReasonForm(request.POST)
+        if form.is_valid():
+            return str(form.cleaned_data["reason"])
+        self.message_user(request, f"Nothing was done. {form.errors['reason'][0]}", messages.ERROR)
+        return None
+
+    def _job_url(self, request: HttpRequest, id: int) -> str:
+        """The page of a job; empty where this site has none, or this person may not see it."""
+        may_see = request.user.has_perm("django_pgjobs.view_backgroundjob")
+        if not (may_see and self.admin_site.is_registered(BackgroundJob)):
+            return ""
+        url = "admin:django_pgjobs_backgroundjob_change"
+        return reverse(url, args=[id], current_app=self.admin_site.name)
 
     def _back_to(self, request: HttpRequest, id: int) -> HttpResponse:
         """Lead back to a job or, where it is not in this list any more, to the list."""
@@ -496,20 +585,28 @@ class JobAdmin(ReadOnlyAdmin):
         obj: Any = None,
     ) -> HttpResponse:
         status = Status(obj.status)
+        page = JobPage(obj)
+        names = [
+            act.name
+            for act in self.acts
+            if status in act.statuses and (act is not RUN or page.is_due_later) and self.may(act, request)
+        ]
+        if self.has_duplicate_permission(request):
+            names.append("duplicate")
         context |= {
             "subtitle": None,
             "title": f"{str(self.opts.verbose_name).capitalize()} {obj.pk}",
-            "page": JobPage(obj),
-            "alike_url": self._alike_url(request, obj),
+            "page": page,
+            "related": self._related(request, page),
             "tools_in_content": django.VERSION < (6, 1),  # later ones show them outside of it
+            "form": ReasonForm(),
             "acts": [
                 {
-                    "label": act.name.capitalize(),
-                    "url": self.url(act.name, obj.pk),
-                    "css": f"pgjobs-{act.name}",
+                    "label": _LABELS.get(name, name.capitalize()),
+                    "url": self.url(name, obj.pk),
+                    "css": f"pgjobs-{name}",
                 }
-                for act in self.acts
-                if status in act.statuses and self.may(act, request)
+                for name in names
             ],
             "questions": [
                 {
@@ -525,9 +622,30 @@ class JobAdmin(ReadOnlyAdmin):
             context["questions"].insert(0, edit)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
+    def _related(self, request: HttpRequest, page: JobPage) -> list[tuple[str, list[dict[str, Any]]]]:
+        """What else there is to look at: headings, each with links, as far as this person may see them."""
+        found: list[tuple[str, list[dict[str, Any]]]] = []
+        if self._job_url(request, page.job.pk):
+            for heading, jobs in page.related:
+                links = [
+                    {"url": self._job_url(request, job.id), "text": f"Job {job.id}", "job": job}
+                    for job in jobs
+                ]
+                found.append((heading, links))
+        schedule = page.schedule
+        may_see = request.user.has_perm("django_pgjobs.view_backgroundschedule")
+        if schedule and may_see and self.admin_site.is_registered(BackgroundSchedule):
+            url = "admin:django_pgjobs_backgroundschedule_change"
+            link = reverse(url, args=[quote(schedule)], current_app=self.admin_site.name)
+            found.append(("The schedule", [{"url": link, "text": schedule}]))
+        if url := self._alike_url(request, page.job):
+            found.append(("Its error", [{"url": url, "text": "All dead letters that failed alike"}]))
+        return found
+
     def _alike_url(self, request: HttpRequest, job: BackgroundJob) -> str:
         """Where those are that failed like this job; empty if it has not failed, or nobody may see."""
-        if job.status != Status.FAILED or not self.admin_site.is_registered(DeadLetter):
+        has_failed = job.status == Status.FAILED or job.error_fingerprint
+        if not has_failed or not self.admin_site.is_registered(DeadLetter):
             return ""
         letters = self.admin_site.get_model_admin(DeadLetter)
         if not (isinstance(letters, JobAdmin) and letters.has_view_permission(request)):
@@ -568,6 +686,7 @@ class BackgroundJobAdmin(JobAdmin):
     list_display_links = ("id", "name")
     list_filter = (StatusFilter, QueueFilter)
     actions = (
-        retry_jobs, retry_jobs_otherwise, discard_jobs, cancel_jobs, export_csv, export_json_lines
+        retry_jobs, retry_jobs_otherwise, discard_jobs, run_jobs, cancel_jobs, stop_jobs, export_csv,
+        export_json_lines,
     )  # fmt: skip
-    acts = (RETRY, CANCEL)
+    acts = (RETRY, RUN, CANCEL, STOP)

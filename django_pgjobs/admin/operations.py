@@ -153,9 +153,8 @@ class BackgroundOperationAdmin(ReadOnlyAdmin):
 
     def may_steer(self, request: HttpRequest, operation: BackgroundOperation) -> bool:
         """Whether somebody may stop and resume an operation: who may do what it does."""
-        return operation.act in operations.ACTS and request.user.has_perm(
-            f"django_pgjobs.{operation.act}_job"
-        )
+        act = operations.ACTS.get(operation.act)
+        return act is not None and request.user.has_perm(f"django_pgjobs.{act.permission}")
 
     def get_urls(self) -> list[Any]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"

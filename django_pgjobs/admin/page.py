@@ -6,6 +6,7 @@ import json
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 from django.template.defaultfilters import filesizeformat
 from django.utils import dateformat, timezone
@@ -15,15 +16,21 @@ from django.utils.timesince import timesince
 
 from .. import jobs, redaction, store
 from ..conf import config
+from ..doctor import in_words as duration_in_words
 from ..lifecycle import Status
 from ..models import BackgroundJob, BackgroundWorker, Progress
 from ..redaction import HIDDEN, MOST_READ, Redacted
+from ..schedules import LONGEST_NAME
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
 
 MOST_TEXT = 20_000  # characters of a payload, a result, a traceback
 MOST_ERRORS = 200_000  # characters of the history of errors, as JSON
+MOST_NAME = 200  # characters of a name or of one thing that a context says
+MOST_CONTEXT = 5  # things that a context says
+MOST_RELATED = 6  # jobs of one kind
+NEARBY = 10_000  # ids to each side among which other jobs of a schedule are looked for
 PRETTY = 200_000  # characters of JSON that are still laid out
 
 
@@ -74,6 +81,16 @@ class Attempt(NamedTuple):
     summary: str
     traceback: str
     worker: str
+    took: str = ""  # from the claim to the failure
+
+
+class Entry(NamedTuple):
+    """Something that has happened to a job, or will; a failed attempt among others."""
+
+    css: str
+    when: datetime | None
+    what: SafeString | str
+    attempt: Attempt | None = None
 
 
 class JobPage:
@@ -92,10 +109,7 @@ class JobPage:
         self.result = self._preview("result")
         self.metadata = None if self._shown("metadata") in ("", "{}") else self._preview("metadata")
         self.last_error = self._preview("last_error")
-        worker = None
-        if job.worker_id is not None:
-            worker = BackgroundWorker.objects.using(alias).filter(pk=job.worker_id).first()
-        self.worker = "" if job.worker_id is None else str(worker or job.worker_id)
+        self.worker = "" if job.worker_id is None else self._workers.get(str(job.worker_id), "")
 
     def _shown(self, name: str) -> str:
         return self.texts[name].shown if name in self.texts else ""
@@ -152,6 +166,120 @@ class JobPage:
                 return [format_html("Cancelled {}: it will not run.", ago(job.updated_at))]
 
     @cached_property
+    def is_due_later(self) -> bool:
+        return self.job.status == Status.QUEUED and self.job.run_at > timezone.now()
+
+    @cached_property
+    def timeline(self) -> list[Entry]:
+        """What will happen, what happens and what has happened, the latest first."""
+        latest = self._latest()
+        return [*([latest] if latest else []), *map(self._failure, self.attempts), self._beginning()]
+
+    def _latest(self) -> Entry | None:
+        """What happens now or next, or has come last; None where that was a failed attempt."""
+        job = self.job
+        on = format_html(" on {}", self.worker) if self.worker else ""
+        match Status(job.status):
+            case Status.QUEUED:
+                what = "Runs again" if job.attempts or self.attempts else "Runs"
+                what += "" if self.is_due_later else " as soon as a worker takes it"
+                return Entry("queued", job.run_at, f"{what}.")
+            case Status.PROCESSING:
+                what = format_html("Attempt {} began{}, and goes on.", job.attempts, on)
+                return Entry("processing", job.attempted_at, what)
+            case Status.COMPLETED:
+                took = _between(job.attempted_at, job.updated_at)
+                what = format_html(
+                    "Attempt {} completed{}{}.", job.attempts, f" after {took}" if took else "", on
+                )
+                return Entry("completed", job.updated_at, what)
+            case Status.CANCELLED:
+                return Entry("cancelled", job.updated_at, "Cancelled.")
+            case Status.FAILED:
+                return None
+
+    def _failure(self, attempt: Attempt) -> Entry:
+        what = format_html("Attempt {} failed", attempt.number[:20]) if attempt.number else "Failed"
+        took = f" after {attempt.took}" if attempt.took else ""
+        on = f" on {self._workers.get(attempt.worker, 'a worker that is gone')}" if attempt.worker else ""
+        return Entry("failed", attempt.when, format_html("{}{}{}.", what, took, on), attempt)
+
+    def _beginning(self) -> Entry:
+        """Who or what has enqueued the job, as far as its metadata tells."""
+        known = self._known
+        by = known.get("enqueued_by")
+        parts = [f" by {by[:MOST_NAME]}"] if isinstance(by, str) and by else []
+        if self.schedule:
+            parts.append(f" by the schedule {self.schedule!r}")
+            if isinstance(known.get("tick"), str):
+                parts.append(f", for {known['tick'][:MOST_NAME]}")
+        if self._original is not None:
+            parts.append(f", as a copy of job {self._original}")
+        context = known.get("context")
+        if isinstance(context, dict):
+            plain = [(name, value) for name, value in context.items() if isinstance(value, str | int | float)]
+            told = ", ".join(f"{name} {value}"[:MOST_NAME] for name, value in plain[:MOST_CONTEXT])
+            parts.append(f", with {told}" if told else "")
+        return Entry("queued", self.job.created_at, f"Enqueued{''.join(parts)}.")
+
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        """The metadata, without secrets, where it can be read."""
+        metadata = self.redacted.value(_read(self.texts.get("metadata")))
+        return metadata if isinstance(metadata, dict) else {}
+
+    @property
+    def schedule(self) -> str:
+        """The name of the schedule that it is a job of, or nothing."""
+        name = self._known.get("schedule")
+        return name if isinstance(name, str) and len(name) <= LONGEST_NAME else ""
+
+    @property
+    def _original(self) -> int | None:
+        """The id of the job that it is a copy of."""
+        id = self._known.get("copy_of")
+        return id if isinstance(id, int) and 0 < id <= store.LARGEST_ID else None
+
+    @cached_property
+    def related(self) -> list[tuple[str, list[store.Related]]]:
+        """Other jobs that have to do with it, each kind under a heading."""
+        job, alias = self.job, config().DATABASE
+        found: list[tuple[str, list[store.Related]]] = []
+        if self._original is not None:
+            with store.own_transaction(alias) as cursor:
+                seen = store.seen(cursor, [self._original])
+            found.append(
+                ("It is a copy of", [store.Related(one.id, one.status, one.updated_at) for one in seen])
+            )
+        if job.unique_key is not None:
+            alike = store.with_key(
+                alias, id=job.pk, job_name=job.job_name, unique_key=job.unique_key, most=MOST_RELATED
+            )
+            found.append(("With its unique key", alike))
+        if self.schedule:
+            near = store.of_schedule(
+                alias,
+                id=job.pk,
+                job_name=job.job_name,
+                schedule=self.schedule,
+                window=NEARBY,
+                most=MOST_RELATED // 2,
+            )
+            found.append(("Before and after it, of its schedule", near))
+        return [(heading, jobs) for heading, jobs in found if jobs]
+
+    @cached_property
+    def _workers(self) -> dict[str, str]:
+        """The names of the worker hosts that have had to do with the job, by their ids as texts."""
+        texts = {attempt.worker for attempt in self.attempts}
+        if self.job.worker_id is not None:
+            texts.add(str(self.job.worker_id))
+        ids = {text: id for text in texts if (id := _uuid(text)) is not None}
+        rows = BackgroundWorker.objects.using(config().DATABASE).only("hostname", "pid")
+        names = {worker.pk: str(worker) for worker in rows.filter(pk__in=ids.values())} if ids else {}
+        return {text: names.get(id, f"a worker that is gone ({text[:8]})") for text, id in ids.items()}
+
+    @cached_property
     def facts(self) -> list[tuple[str, Any]]:
         job = self.job
         facts: list[tuple[str, Any]] = [
@@ -171,6 +299,8 @@ class JobPage:
             facts.append(("Worker", self.worker))
         if self.progress:
             facts.append(("Progress", self.progress))
+        if isinstance(interruptions := self._known.get("interruptions"), int) and interruptions > 0:
+            facts.append(("Interrupted", f"{interruptions} time{'' if interruptions == 1 else 's'}"))
         if job.crashes:
             facts.append(("Killed its executor", f"{job.crashes} time{'' if job.crashes == 1 else 's'}"))
         if job.unique_key is not None:
@@ -191,8 +321,7 @@ class JobPage:
 
     @cached_property
     def progress(self) -> Progress | None:
-        metadata = self.redacted.value(_read(self.texts.get("metadata")))
-        return Progress.read(metadata.get("progress")) if isinstance(metadata, dict) else None
+        return Progress.read(self._known.get("progress"))
 
     @cached_property
     def unread(self) -> Preview | None:
@@ -219,13 +348,34 @@ def attempt_of(entry: dict[str, Any], redacted: Redacted) -> Attempt:
     def about(key: str) -> str:
         return redacted.text(text(key), is_cut=len(text(key)) == MOST_TEXT)
 
-    try:
-        when = datetime.fromisoformat(text("at"))
-        moment(when)
-    except (ValueError, TypeError, OverflowError):
-        when = None
+    when, began = _instant(text("at")), _instant(text("began"))
     summary = f"{text('exception').rpartition('.')[2]}: {about('message')}".removeprefix(": ")
-    return Attempt(text("attempt"), when, summary, about("traceback"), text("worker"))
+    return Attempt(text("attempt"), when, summary, about("traceback"), text("worker"), _between(began, when))
+
+
+def _instant(text: str) -> datetime | None:
+    """An instant out of a text, where it is one that can be shown."""
+    try:
+        instant = datetime.fromisoformat(text)
+        moment(instant)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return instant
+
+
+def _between(began: datetime | None, ended: datetime | None) -> str:
+    """The time between two instants, roughly; nothing where that makes no sense."""
+    if began is None or ended is None or timezone.is_aware(began) != timezone.is_aware(ended):
+        return ""
+    seconds = (ended - began).total_seconds()
+    return duration_in_words(seconds) if seconds >= 0 else ""
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
 
 
 def _laid_out(value: Any) -> str:

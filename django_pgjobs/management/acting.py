@@ -135,7 +135,7 @@ def carry_out(
         command.stdout.write(f"No {filter.noun} matches.")
         return
     if options["dry_run"]:
-        command.stdout.write(f"{found} {filter}".rstrip() + f" would be {act.steps[0].done}.")
+        command.stdout.write(f"{found} {filter}".rstrip() + f" would be {act.done}.")
         return
     reason = options["reason"] or ""
     operation = operations.begin(act, filter, person_of(options), reason=reason, manner=manner, found=found)

@@ -1,13 +1,26 @@
-"""The table of what people want done to all jobs that a filter finds."""
+"""What people who run the queue need: the overview, operations, and a permission for each of their acts."""
 
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_pgjobs", "0002_overview")]
+    dependencies = [("django_pgjobs", "0001_initial")]
 
     operations = [
+        migrations.CreateModel(
+            name="Overview",
+            fields=[],
+            options={
+                "verbose_name": "overview",
+                "verbose_name_plural": "overview",
+                "proxy": True,
+                "default_permissions": (),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("django_pgjobs.backgroundjob",),
+        ),
         migrations.CreateModel(
             name="BackgroundOperation",
             fields=[
@@ -88,6 +101,31 @@ class Migration(migrations.Migration):
                         name="ck_operations_state",
                     )
                 ],
+            },
+        ),
+        migrations.AlterModelOptions(
+            name="backgroundjob",
+            options={
+                "default_permissions": ("view",),
+                "permissions": [
+                    ("retry_job", "Can retry failed and cancelled jobs"),
+                    ("discard_job", "Can discard dead letters"),
+                    ("edit_job", "Can retry jobs with edited arguments"),
+                    ("duplicate_job", "Can enqueue copies of jobs"),
+                    ("run_job", "Can run queued jobs now that are due later"),
+                    ("cancel_job", "Can cancel queued jobs"),
+                    ("stop_job", "Can stop running jobs"),
+                    ("export_job", "Can export jobs, without secrets"),
+                ],
+                "verbose_name": "job",
+            },
+        ),
+        migrations.AlterModelOptions(
+            name="backgroundqueue",
+            options={
+                "default_permissions": ("view",),
+                "permissions": [("pause_queue", "Can pause and resume queues")],
+                "verbose_name": "queue",
             },
         ),
     ]
