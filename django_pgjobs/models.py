@@ -90,6 +90,24 @@ class StatusField(models.CharField):  # type: ignore[type-arg]
             ) from None
 
 
+class JSONField(models.JSONField):
+    """A JSONField that can be read whatever Postgres keeps in it.
+
+    Where Python refuses, which are integers of more than 4,300 digits and arrays thousands of levels deep,
+    the value is its text. Migrations do not tell it from Django's own.
+    """
+
+    def deconstruct(self) -> Any:
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.JSONField", args, kwargs
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        try:
+            return super().from_db_value(value, expression, connection)
+        except (ValueError, RecursionError):
+            return value
+
+
 # What Postgres takes, and Python cannot read, would break every page and query with it. A day short of both
 # ends of Python's calendar, since any time zone has to have a name for it.
 FIRST_DAY, LAST_DAY = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
@@ -114,7 +132,7 @@ class BackgroundJob(models.Model):
     id = models.BigAutoField(primary_key=True)
     queue_name = models.CharField(max_length=255, db_default="default")
     job_name = models.CharField(max_length=255, help_text="The registered name of the job function.")
-    payload = models.JSONField(help_text='{"args": [...], "kwargs": {...}}; absent keys mean empty.')
+    payload = JSONField(help_text='{"args": [...], "kwargs": {...}}; absent keys mean empty.')
     status = StatusField(db_default=Status.QUEUED.value)
     priority = models.SmallIntegerField(db_default=0, help_text="-100 to 100; higher goes first.")
     run_at = models.DateTimeField(db_default=Now())
@@ -124,7 +142,7 @@ class BackgroundJob(models.Model):
     locked_by = models.UUIDField(null=True, help_text="The token of the claim.")
     worker_id = models.UUIDField(null=True, help_text="The worker host that holds or last held it.")
     last_error = models.TextField(null=True)  # noqa: DJ001 - null means that nothing has failed yet
-    errors = models.JSONField(
+    errors = JSONField(
         db_default=models.Value([], models.JSONField()),
         help_text="One entry for each failed attempt, newest last.",
     )
@@ -133,8 +151,8 @@ class BackgroundJob(models.Model):
     rerun_if_lost = models.BooleanField(db_default=True)
     unique_key = models.CharField(max_length=255, null=True)  # noqa: DJ001
     stop_requested_at = models.DateTimeField(null=True)
-    result = models.JSONField(null=True)
-    metadata = models.JSONField(db_default=models.Value({}, models.JSONField()))
+    result = JSONField(null=True)
+    metadata = JSONField(db_default=models.Value({}, models.JSONField()))
     started_at = models.DateTimeField(null=True, help_text="The first claim.")
     attempted_at = models.DateTimeField(null=True, help_text="The latest claim.")
     created_at = models.DateTimeField(db_default=Now())

@@ -190,3 +190,20 @@ def test_two_of_its_claims_never_share_a_job_with_one_of_ours(client):
 
     assert {first, other, *(claim.id for claim in claimed)} == jobs
     assert len(claimed) == 1
+
+
+@pytest.mark.parametrize(
+    "value", ["9" * 5000, "1e5000", "[" * 3000 + "]" * 3000], ids=["digits", "exponent", "depth"]
+)
+@pytest.mark.parametrize("column", ["payload", "result", "errors", "metadata"])
+def test_what_python_cannot_read_breaks_no_query(client, column, value):
+    """It is read as its text. (How deep is too deep depends on the version of Python.)"""
+    job = make_job("completed", job_name="theirs", payload={})
+    stored = {"payload": f'{{"args": [{value}]}}', "errors": f"[{value}]", "metadata": f'{{"a": {value}}}'}
+    client.execute(
+        f"UPDATE background_jobs SET {column} = %s WHERE id = %s", [stored.get(column, value), job.pk]
+    )
+
+    (row,) = BackgroundJob.objects.all()
+    assert isinstance(getattr(row, column), str) or value.startswith("[")
+    assert job.refresh().progress is None
