@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection
+from psycopg.sql import SQL, Identifier
 
 from django_pgjobs import maintenance, store
 from django_pgjobs.models import BackgroundJob
@@ -200,9 +201,8 @@ def test_what_python_cannot_read_breaks_no_query(client, column, value):
     """It is read as its text. (How deep is too deep depends on the version of Python.)"""
     job = make_job("completed", job_name="theirs", payload={})
     stored = {"payload": f'{{"args": [{value}]}}', "errors": f"[{value}]", "metadata": f'{{"a": {value}}}'}
-    client.execute(
-        f"UPDATE background_jobs SET {column} = %s WHERE id = %s", [stored.get(column, value), job.pk]
-    )
+    update = SQL("UPDATE background_jobs SET {} = %s WHERE id = %s").format(Identifier(column))
+    client.execute(update, [stored.get(column, value), job.pk])
 
     (row,) = BackgroundJob.objects.all()
     assert isinstance(getattr(row, column), str) or value.startswith("[")
