@@ -30,6 +30,10 @@ class PGJobsConfig(AppConfig):
         with suppress(ImproperlyConfigured):  # which is for the system checks to report
             if config().ON_DEAD_LETTER is not None:
                 alerts.connect()
+            if config().TRACING:
+                from . import tracing
+
+                tracing.connect()
         pre_migrate.connect(create_status_type, sender=self, dispatch_uid="django_pgjobs.status")
 
     def run_now(self, ids: Iterable[int]) -> None:

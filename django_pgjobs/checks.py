@@ -84,6 +84,11 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
         if not callable(found):
             text = f"{SETTING}['ON_DEAD_LETTER'] is {path!r}, which {why}."
             problems.append(_error(14, text, "Name a function, such as 'django_pgjobs.alerts.mail_admins'."))
+    if readable.get("TRACING"):
+        try:
+            import_module(f"{__package__}.tracing")
+        except ImproperlyConfigured as error:
+            problems.append(_error(15, str(error), "Install it, or leave TRACING out."))
     return problems
 
 

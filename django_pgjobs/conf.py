@@ -78,6 +78,8 @@ class Config:
     # The dotted path of a module or object whose capture() and restore() carry the project's own context, a
     # request's id say, from where a job is enqueued to where it runs.
     CONTEXT: str | None = None
+    # Whether OpenTelemetry is given a span for each enqueueing and for each attempt.
+    TRACING: bool = False
 
     # For how long an executor keeps the database connections that job code has opened.
     JOB_CONN_MAX_AGE: timedelta = timedelta(seconds=60)

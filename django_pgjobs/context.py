@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
@@ -19,6 +19,9 @@ from .conf import SETTING, config
 from .exceptions import InvalidArguments
 from .payload import NotJSON, clean_text, encode_object
 from .store import Claim
+
+if TYPE_CHECKING:
+    from .tracing import ProcessSpan
 
 PROGRESS_INTERVAL = 1.0  # seconds between two reports of one job, at least
 MESSAGE_LIMIT = 500  # bytes
@@ -80,15 +83,22 @@ def current_job() -> CurrentJob | None:
 
 
 class Running:
-    """As a context manager around a body: `current_job()`, and the project's own context restored."""
+    """As a context manager around a body: `current_job()`, its span, the project's own context restored."""
 
-    __slots__ = ("_restored", "_token", "job")
+    __slots__ = ("_restored", "_token", "job", "span")
 
-    def __init__(self, claim: Claim, report: Report | None) -> None:
+    def __init__(self, claim: Claim, report: Report | None = None) -> None:
         self.job = CurrentJob(claim, report)
+        self.span: ProcessSpan | None = None  # where jobs are traced
+        if config().TRACING:
+            from . import tracing
+
+            self.span = tracing.ProcessSpan(self.job)
 
     def __enter__(self) -> CurrentJob:
         self._token: Token[CurrentJob | None] = _current.set(self.job)
+        if self.span is not None:
+            self.span.enter()
         self._restored = _restore(self.job.context)
         self._restored.__enter__()
         return self.job
@@ -97,6 +107,8 @@ class Running:
         try:
             self._restored.__exit__(*exception)
         finally:
+            if self.span is not None:
+                self.span.leave()
             _current.reset(self._token)
 
 
@@ -114,14 +126,18 @@ class Hook(Protocol):
 
 
 def captured() -> str:
-    """The metadata of a job that is enqueued now, as JSON text: what the project's hook has captured.
+    """The metadata of a job that is enqueued now, as JSON text: what the hook has captured, and the trace.
 
     Raises InvalidArguments if that is no dictionary, not JSON or too large; and whatever the hook raises.
     """
-    path = config().CONTEXT
-    if path is None:
+    path, tracing_is_on = config().CONTEXT, config().TRACING
+    if path is None and not tracing_is_on:
         return "{}"
-    context = load_hook(path).capture()
+    context = {} if path is None else load_hook(path).capture()
+    if tracing_is_on and isinstance(context, dict):
+        from . import tracing
+
+        context = tracing.carry(context)
     try:
         return f'{{"context": {encode_object(context, CONTEXT_LIMIT)}}}'
     except NotJSON as error:

@@ -81,11 +81,11 @@ def run(claim: Claim, abort: ThreadAbort | None = None, report: Report | None = 
         if type(error) is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
             raise  # somebody pressed Ctrl-C in a test or a debugger
         outcome = _outcome_of(error, abort, claim, prepared.function)
-        running.job.flush()
+        _ended(running, outcome, claim)
         if prepared.hears_its_end:
             contextvars.Context().run(prepared.ended, outcome)
         return outcome
-    running.job.flush()
+    _ended(running, outcome, claim)
     if prepared.hears_its_end:
         contextvars.Context().run(prepared.ended, outcome)
     return outcome
@@ -175,10 +175,10 @@ async def arun(claim: Claim, abort: TaskAbort | None = None, report: Report | No
         outcome = _outcome_of_result(result, claim)
     except BaseException as error:
         outcome = _outcome_of(error, abort, claim, prepared.function)
-        running.job.flush()
+        _ended(running, outcome, claim)
         await prepared.aended(outcome)
         return outcome
-    running.job.flush()
+    _ended(running, outcome, claim)
     await prepared.aended(outcome)
     return outcome
 
@@ -207,7 +207,17 @@ def _prepare(claim: Claim) -> jobs.Call | Outcome:
     try:
         return function.call(claim, *decode_arguments(claim.payload))
     except ValueError as error:
-        return Failed(_report("builtins.ValueError", str(error), claim.job_name), give_up=True)  # now as ever
+        report = _report("builtins.ValueError", str(error), claim.job_name)
+        outcome = Failed(report, give_up=True)  # now as ever
+        _ended(Running(claim), outcome, claim)
+        return outcome
+
+
+def _ended(running: Running, outcome: Outcome, claim: Claim) -> None:
+    """Say what is left to say of an attempt, where it ran."""
+    running.job.flush()
+    if running.span is not None:
+        running.span.end(outcome, lambda text: Redacted(claim.job_name, claim.payload).text(text))
 
 
 def unknown(name: str) -> Unknown:

@@ -29,7 +29,7 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 from django.db.backends.signals import connection_created
 
-from . import execution, jobs, slotconnections
+from . import execution, jobs, signals, slotconnections
 from .abort import TaskAbort, ThreadAbort
 from .channel import Channel, clock
 from .context import Report
@@ -544,9 +544,12 @@ def main(sock: socket.socket, threads: int, async_slots: int, marks: Marks, name
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     slotconnections.keep(name)
+    signals.executor_started.send_robust(None)
     executor = Executor(sock, threads, async_slots, marks)
     executor.channel.when_lost = lambda: os._exit(1)  # nobody would hear what its jobs come to
     stopped = executor.serve()
+    if stopped:
+        signals.executor_stopping.send_robust(None)
     flush_streams()
     os._exit(0 if stopped else 1)  # without the handlers that were inherited from the supervisor
 

@@ -234,6 +234,20 @@ class JobFunction(Generic[P, R]):
         if not payloads:
             return []
         alias = _queue_alias(self.name, Caller(sys._getframe(1)))
+        if config().TRACING:
+            from . import tracing
+
+            with tracing.sending(self.name, self.queue, len(payloads)):
+                ids, new_ids = self._insert_many(payloads, keys, alias)
+        else:
+            ids, new_ids = self._insert_many(payloads, keys, alias)
+        run_if_immediate(new_ids)
+        return ids
+
+    def _insert_many(
+        self, payloads: list[str], keys: list[str | None], alias: str
+    ) -> tuple[list[int], list[int]]:
+        """Insert jobs. Returns their ids, and those of them that are new."""
         new = self.new_job()
         if self.uniqueness is None:
             ids = new_ids = store.enqueue_many(new, payloads, alias)
@@ -241,8 +255,7 @@ class JobFunction(Generic[P, R]):
             pairs = list(zip(keys, payloads, strict=True))
             ids, new_ids = self.uniqueness.enqueue_many(new, pairs, alias)
         self._tell(new_ids, new, alias)
-        run_if_immediate(new_ids)
-        return ids
+        return ids, new_ids
 
     def submit(self, args: Sequence[Any], kwargs: dict[str, Any], caller: Caller) -> BackgroundJob:
         """`enqueue` on behalf of a caller, to whom warnings are shown."""
@@ -256,6 +269,16 @@ class JobFunction(Generic[P, R]):
 
     def insert(self, args: Sequence[Any], kwargs: dict[str, Any], caller: Caller) -> BackgroundJob:
         """Insert a job without running it, even in immediate mode."""
+        if not config().TRACING:
+            return self._insert(args, kwargs, caller)
+        from . import tracing
+
+        with tracing.sending(self.name, self.queue) as span:
+            handle = self._insert(args, kwargs, caller)
+            tracing.sent(span, handle.pk, is_new=handle.is_new)
+            return handle
+
+    def _insert(self, args: Sequence[Any], kwargs: dict[str, Any], caller: Caller) -> BackgroundJob:
         payload = self.encode(args, kwargs)
         key = self.unique_key(args, kwargs, payload)
         alias = _queue_alias(self.name, caller)

@@ -23,6 +23,8 @@ from tests.models import Effect
 
 if os.environ.get("PGJOBS_TEST_RECEIVERS"):
     importlib.import_module("tests.receivers")
+if os.environ.get("PGJOBS_TEST_SPANS"):
+    importlib.import_module("tests.telemetry")
 
 
 @job(backoff=0)

@@ -91,6 +91,15 @@ def test_e014_what_is_to_be_called_and_is_not_there() -> None:
     assert settings_found({"ON_DEAD_LETTER": "django_pgjobs.alerts.mail_admins"}) == []
 
 
+def test_e015_traces_without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "django_pgjobs.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    (problem,) = settings_found({"TRACING": True})
+    assert problem[0] == "E015"
+    assert problem[1].startswith("PGJOBS['TRACING'] is True, which needs the extra django-pgjobs[opentelem")
+    assert settings_found({"TRACING": False}) == []
+
+
 def test_e005_an_alias_that_does_not_exist() -> None:
     assert settings_found({"DATABASE": "nope"}) == [
         ("E005", "PGJOBS: DATABASE is 'nope', which is not an alias in DATABASES.")
@@ -523,7 +532,7 @@ def test_the_reference_lists_every_check() -> None:
     ids = {f"django_pgjobs.{'E' if kind == 'error' else 'W'}{int(number):03}" for kind, number in numbers}
     reference = (ROOT / "docs" / "reference" / "checks.md").read_text()
     assert ids == set(re.findall(r"django_pgjobs\.[EW]\d{3}", reference))
-    assert len(ids) == 29
+    assert len(ids) == 30
     tests = Path(__file__).read_text()
     assert all(f"def test_{id.rpartition('.')[2].lower()}_" in tests for id in ids)
 
