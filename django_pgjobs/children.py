@@ -38,7 +38,7 @@ class Held:
     __slots__ = (
         "abort_reason", "aborted_at", "assigned_at", "claim", "claimed_at", "completed", "doubted",
         "duration", "handed_at", "is_async", "is_atomic", "lost", "may_be_settled", "retry_at", "started",
-        "ticket", "timeout", "valid_since",
+        "started_at", "ticket", "timeout", "valid_since",
     )  # fmt: skip
 
     def __init__(self, ticket: int, claim: Claim, function: JobFunction[..., Any] | None, sent_at: float):
@@ -52,6 +52,7 @@ class Held:
         self.assigned_at = NEVER  # when it was handed to an executor
         self.handed_at = NEVER  # the same, and never once it was asked back
         self.started = False
+        self.started_at = NEVER  # unless its end was heard of first
         self.completed = False  # by its mark, which may be seen before its outcome is heard
         self.abort_reason = ""  # "timeout" or "stop", once it is to end
         self.aborted_at = NEVER
@@ -111,6 +112,11 @@ class Child:
         return not self.name
 
     @property
+    def was_killed(self) -> bool:
+        """Whether we have killed it."""
+        return self._doomed
+
+    @property
     def ready(self) -> bool:
         return self.ready_since != NEVER
 
@@ -142,7 +148,8 @@ class Child:
             held.completed = completed
             if self.unstarted.pop(ticket, None) is not None:
                 held.started = True
-                started.append(Started(held, max(at, held.assigned_at)))
+                held.started_at = max(at, held.assigned_at)
+                started.append(Started(held, held.started_at))
         self.look_by = min((_look_by(held) for held in self.unstarted.values()), default=NEVER)
         return started
 
@@ -302,6 +309,8 @@ class Children:
         self._last_serial = 0
         self._early_deaths = 0
         self._next_spawn = 0.0
+        self.started = 0  # executors so far
+        self.ended = {"stopped": 0, "killed": 0, "died": 0}  # the same
         if forkserver is not None:
             wakeup.watch(forkserver.sock, lambda: None)
 
@@ -404,6 +413,7 @@ class Children:
         if self._max_jobs is not None and not child.is_inline:
             child.most = self._max_jobs
         self._children[serial] = child
+        self.started += 1
         self._wakeup.watch(child.channel, lambda: None)
 
     def events(self) -> Iterator[tuple[Child, News]]:
@@ -466,6 +476,7 @@ class Children:
         self._stop_watching(child)
         child.channel.close()
         del self._children[child.serial]
+        self.ended["killed" if child.was_killed else "stopped" if child.stops else "died"] += 1
         if self._forkserver is not None:
             self._forkserver.areas.give_back(self._areas.pop(child.serial))
         if child.taken == 0 and not child.stops:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ class Config:
     ON_DEAD_LETTER: str | None = None
     # For how long nobody is told of further dead letters that have failed alike.
     ALERT_INTERVAL: timedelta = timedelta(hours=1)
+    # What Prometheus sends to see `django_pgjobs.metrics.view`. None leaves that to those who may view jobs.
+    METRICS_TOKEN: str | None = None
     # Whether enqueueing is refused, rather than warned about, while another database is in a transaction
     # and the queue's is not.
     STRICT_ALIAS: bool = False
@@ -136,6 +139,11 @@ class Config:
             queue = getattr(self, name)
             if not 0 < len(queue) <= 255 or "\x00" in queue:
                 yield name, f"{name} is {queue!r}; it must be 1 to 255 characters."
+        if self.METRICS_TOKEN is not None and not re.fullmatch(r"[!-~]{16,200}", self.METRICS_TOKEN):
+            yield (
+                "METRICS_TOKEN",
+                "METRICS_TOKEN must be 16 to 200 printable ASCII characters, without spaces.",
+            )
         yield from self._bad_patterns()
         for name, most in _LARGEST.items():
             number = getattr(self, name)
@@ -214,7 +222,8 @@ def _coerced(name: str, value: Any, kind: Any) -> Any:
                 value = timedelta(seconds=value)
         if isinstance(value, kind) and is_bool == (kind is bool):
             return value
-    raise ImproperlyConfigured(f"{SETTING}[{name!r}] must be {_EXPECTED[kind]}, not {value!r}.")
+    shown = type(value).__name__ if name.endswith("_TOKEN") else repr(value)
+    raise ImproperlyConfigured(f"{SETTING}[{name!r}] must be {_EXPECTED[kind]}, not {shown}.")
 
 
 @cache

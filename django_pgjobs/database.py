@@ -119,6 +119,10 @@ class Database:
         return future
 
     @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
+    @property
     def next_deadline(self) -> float:
         """When `enforce` has to be called."""
         return NEVER if self._future is None or self._future.done() else self._overdue_at
@@ -221,6 +225,7 @@ class Outages:
 
     def __init__(self, lease: float) -> None:
         self.not_before = 0.0  # when it is asked again
+        self.total = 0  # failures so far
         self._lease = lease
         self._failures = 0  # in a row
         self._refusing_since = NEVER  # although it was there, it has not done as it was asked
@@ -230,6 +235,7 @@ class Outages:
 
     def failed(self, error: BaseException, sent_at: float) -> bool:
         """Take note of a failure. True once the database has refused us for three leases."""
+        self.total += 1
         self._failures += 1
         self._refusing_since = NEVER if is_outage(error) else min(self._refusing_since, sent_at)
         self._away_since = min(self._away_since, sent_at)

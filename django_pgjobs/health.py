@@ -10,26 +10,17 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
-import socketserver
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .channel import NEVER, clock
+from .endpoint import Answer, Endpoint, Page, Unavailable
 
 logger = logging.getLogger(__name__)
 
 BEAT_INTERVAL = 5.0  # seconds between two signs of life at most
 SILENT_FOR = 30.0  # seconds without one after which a host is not alive
-CLIENTS = 8  # that are served at a time
-CLIENT_TIMEOUT = 5.0  # seconds until they are hung up on
-
-
-class Unavailable(Exception):
-    """Nobody can be told about the host's health in the way that was asked for. The message says why."""
 
 
 class Beat(NamedTuple):
@@ -56,20 +47,21 @@ class Health:
         self.last_beat = Beat(os.getpid(), clock(), "The worker is starting.")
         self._path = path
         self._complained = False
-        self._server: ThreadingHTTPServer | None = None
+        self.endpoint: Endpoint | None = None
         if path is not None:
             try:
                 self._write()
             except OSError as error:
                 raise Unavailable(f"The health file {path} cannot be written: {error.strerror}.") from error
         if address is not None:
-            try:
-                self._server = _Server(address, self)
-            except OSError as error:
-                where = f"{address[0] or '*'}:{address[1]}"
-                raise Unavailable(f"Nothing can listen on {where}: {error.strerror}.") from error
-            threading.Thread(target=self._server.serve_forever, name="pgjobs-health", daemon=True).start()
-            logger.info("Health is told at port %s, /livez and /readyz.", self._server.server_port)
+            self.endpoint = Endpoint(
+                address,
+                {
+                    "/livez": self._page(Beat.why_not_alive),
+                    "/readyz": self._page(Beat.why_not_ready),
+                },
+            )
+            logger.info("Health is told at port %s, /livez and /readyz.", self.endpoint.port)
 
     def beat(self, why_not: str) -> None:
         """Say that the loop goes on, and why it is of no use just now; nothing, if it is."""
@@ -89,17 +81,23 @@ class Health:
     @property
     def next_deadline(self) -> float:
         """When the next beat is due."""
-        return NEVER if self._path is None and self._server is None else self.last_beat.at + BEAT_INTERVAL
+        return NEVER if self._path is None and self.endpoint is None else self.last_beat.at + BEAT_INTERVAL
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+        if self.endpoint is not None:
+            self.endpoint.close()
         try:
             if self._path is not None and read(self._path).pid == os.getpid():  # and not our successor's
                 self._path.unlink()
         except (OSError, Unavailable) as error:
             logger.warning("The health file %s is left as it is: %s", self._path, error)
+
+    def _page(self, why_not: Callable[[Beat], str]) -> Page:
+        def page(accept: str) -> Answer:
+            said = why_not(self.last_beat)
+            return Answer(f"{said or 'ok'}\n".encode(), status=503 if said else 200)
+
+        return page
 
     def _write(self) -> None:
         assert self._path is not None
@@ -122,89 +120,3 @@ def read(path: Path) -> Beat:
         raise Unavailable(f"The health file {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise Unavailable(f"{path} is not the health file of a worker.") from error
-
-
-class _Server(ThreadingHTTPServer):
-    """Serves a few clients at a time, each for a few seconds: nobody may use up this process's threads."""
-
-    daemon_threads = True
-    allow_reuse_port = False
-
-    def __init__(self, address: tuple[str, int], health: Health) -> None:
-        self.health = health
-        self._free = threading.BoundedSemaphore(CLIENTS)
-        host, port = address
-        if not host and socket.has_dualstack_ipv6():
-            self.address_family, where = socket.AF_INET6, ("::", port)
-        else:
-            flags = socket.AI_PASSIVE
-            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
-            self.address_family, where = found[0][0], found[0][4]  # type: ignore[assignment]
-        super().__init__(where, _Handler)
-
-    def server_bind(self) -> None:
-        if self.server_address[0] == "::":
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        socketserver.TCPServer.server_bind(self)  # without asking for our name, which may take its time
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        try:
-            return super().get_request()
-        except OSError:
-            time.sleep(0.1)  # out of descriptors; without a pause we would try without end
-            raise
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        too_slow = threading.Timer(CLIENT_TIMEOUT, _hang_up, [request])
-        too_slow.daemon = True
-        try:
-            too_slow.start()
-            super().process_request_thread(request, client_address)
-        finally:
-            too_slow.cancel()
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that hang up are not news."""
-
-
-def _hang_up(request: socket.socket) -> None:
-    try:
-        request.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it has ended just now
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-
-    def do_GET(self) -> None:
-        beat = self.server.health.last_beat
-        match self.path.partition("?")[0]:
-            case "/livez":
-                self._answer(beat.why_not_alive())
-            case "/readyz":
-                self._answer(beat.why_not_ready())
-            case _:
-                self.send_error(404, "Ask for /livez or /readyz.")
-
-    do_HEAD = do_GET
-
-    def _answer(self, why_not: str) -> None:
-        body = f"{why_not or 'ok'}\n".encode()
-        self.send_response(503 if why_not else 200)
-        self.send_header("Content-Type", "text/plain; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Probes are not news."""

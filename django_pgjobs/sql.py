@@ -1269,6 +1269,13 @@ SELECT queue_name,
  ORDER BY queue_name
 """.replace("<levels>", _LEVELS.strip())
 
+# How many ids have been drawn for jobs; null where our role may not know.
+ENQUEUED = """
+SELECT CASE WHEN has_sequence_privilege(ids.oid, 'SELECT') THEN
+            COALESCE(pg_sequence_last_value(ids.oid), 0) END
+  FROM (SELECT pg_get_serial_sequence('background_jobs', 'id')::regclass) AS ids (oid)
+"""
+
 # All hosts that have not been forgotten, and whether they were heard of within their lease.
 WORKERS = """
 SELECT worker.id, worker.hostname, worker.pid, worker.queues, worker.state, worker.running,

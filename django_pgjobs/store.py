@@ -69,6 +69,7 @@ Reached = dict[tuple[str, int], tuple[float, int]]
 
 class Claimed(NamedTuple):
     claims: list[Claim]
+    due_at: list[float]  # since when each has been due, in seconds of the database's epoch clock
     next_due: float | None  # seconds until the next job is due, where fewer than the limit were found
     reached: Reached
 
@@ -381,7 +382,7 @@ def claim(
             **_where_to_claim(queues, after, reached),
         },
     )
-    claims = []
+    claims, due_at = [], []
     next_due = None
     new_reached = dict(reached or {})
     for *facts, priority, run_at, due in cursor.fetchall():
@@ -390,8 +391,9 @@ def claim(
         else:
             claim = _claim_of(token, *facts)
             claims.append(claim)
+            due_at.append(run_at)
             new_reached[claim.queue_name, priority] = run_at, claim.id
-    return Claimed(claims, next_due, new_reached)
+    return Claimed(claims, due_at, next_due, new_reached)
 
 
 def _where_to_claim(
@@ -916,6 +918,14 @@ def queue_stats(cursor: Cursor, window: timedelta, most: int = MOST_COUNTED) -> 
     rows = cursor.fetchall()
     period = rows[0][-1] if rows else window.total_seconds()
     return Queues(period, [QueueStats(*row[:-1]) for row in rows])
+
+
+def enqueued(alias: str) -> int | None:
+    """How many ids have been drawn for jobs so far, also in vain; None where our role may not know."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql.ENQUEUED, {})
+        count: int | None = cursor.fetchone()[0]
+        return count
 
 
 def workers(cursor: Cursor) -> list[Worker]:

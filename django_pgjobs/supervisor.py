@@ -27,10 +27,12 @@ from .children import Child, Children, Held, News, Progressed, Started
 from .conf import Config, config
 from .database import Database, Outages, connect, is_outage
 from .dispatch import BATCH, START_WITHIN, Dispatch
+from .endpoint import Endpoint
 from .exceptions import JobStopped, JobTimeout
 from .executor import Finished
 from .forkserver import Forkserver
 from .health import Health
+from .hostmetrics import HostMetrics, Now
 from .housekeeping import Housekeeping
 from .lifecycle import (
     NO_RESULT,
@@ -81,6 +83,7 @@ class Options:
     maintenance: bool = True
     health_file: Path | None = None
     health_address: tuple[str, int] | None = None  # host, "" for all; and port
+    metrics_address: tuple[str, int] | None = None  # the same
 
 
 class Supervisor:
@@ -147,11 +150,18 @@ class Supervisor:
         self.kept_house = False  # at the last opportunity
         self.housekeeping = Housekeeping(self._swept, takes_ticks=not options.drain)
 
+        self.turns = 0  # of the loop
+        self.metrics = HostMetrics(options.queues, self._now) if options.metrics_address else None
         self.had_executors_at = -NEVER
         self.signals: list[int] = []
         self.stopping = False
         self.stop_by = NEVER
         self.exit_status = 0
+
+        self.endpoint: Endpoint | None = None
+        if self.metrics is not None and options.metrics_address is not None:
+            self.endpoint = Endpoint(options.metrics_address, {"/metrics": self.metrics.page})
+            logger.info("Metrics are told at port %s, /metrics.", self.endpoint.port)
 
     # ── The loop ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -160,6 +170,7 @@ class Supervisor:
         self._catch_signals()
         try:
             while True:
+                self.turns += 1
                 self._obey_signals()
                 self._hear_executors()
                 self._settle_ended_executors()
@@ -227,6 +238,7 @@ class Supervisor:
     def _take_note(self, child: Child, event: News) -> None:
         held = event.held
         if isinstance(event, Started):
+            self._count_start(held)
             self.timeouts.started(child, held, event.at)
             return
         if isinstance(event, Progressed):
@@ -235,6 +247,8 @@ class Supervisor:
             return
         outcome = event.outcome
         if held.started:
+            if held.started_at == NEVER:
+                self._count_start(held)
             self.dispatch.learn(held.claim.job_name, held.duration)
         elif held.abort_reason:
             outcome = Stopped()  # somebody asked while it waited
@@ -244,13 +258,16 @@ class Supervisor:
         for child in self.children.take_ended():
             for _, event in self.children.last_events(child):
                 self._take_note(child, event)
-            child.look()  # for the last time
+            for started in child.look():  # for the last time
+                self._count_start(started.held)
             how = str(child.exit) if child.exit else "died with its fork server"
             if child.jobs and not self.stopping:
                 logger.warning("Executor %s %s with %s jobs.", child.pid, how, len(child.jobs))
             if child.killed_for:
                 self.dead_sessions.append(child.name)
             for held in child.jobs.values():
+                if held.started:
+                    held.duration = clock() - held.started_at
                 self._decide(held, self._fate_of(held, child, f"executor {how}"))
             self.children.remove(child)
 
@@ -497,6 +514,8 @@ class Supervisor:
             )
 
     def _take_in(self, claimed: store.Claimed, turn: Turn) -> None:
+        if self.metrics is not None:
+            self.metrics.claimed(claimed)
         for claim in claimed.claims:
             self.last_ticket += 1
             function = jobs.find(claim.job_name)
@@ -516,6 +535,8 @@ class Supervisor:
         self._forget(held)
         if verdict.event is Event.RELEASE:
             self.released_until = max(self.released_until, clock() + (verdict.delay or 0.0))
+        if self.metrics is not None:
+            self.metrics.finished(held.claim, verdict.event, held.duration if held.started else None)
         if verdict.event not in (Event.RELEASE, Event.PARK):
             self._tell(held.claim, verdict, held.duration)
         level = _LEVELS.get(verdict.event, logging.INFO)
@@ -526,6 +547,8 @@ class Supervisor:
             logger.log(level, text, held.claim, _told(verdict), held.duration, error, extra=fields)
 
     def _swept(self, settled: list[store.Settlement]) -> None:
+        if self.metrics is not None:
+            self.metrics.swept(settled)
         for claim, verdict in settled:
             self._tell(claim, verdict, None)
 
@@ -538,6 +561,7 @@ class Supervisor:
         if held.lost:
             return
         held.lost = True
+        self._count_loss(held)
         logger.warning("%s: the claim was lost. The job may be running elsewhere.", held.claim)
         if self.dispatch.withdraw(held):
             self._forget(held)
@@ -546,11 +570,13 @@ class Supervisor:
 
     def _drop(self, held: Held) -> None:
         """Give up an outcome whose claim no longer holds, and say so."""
-        held.lost = True
         if held.may_be_settled:
             what = "its outcome was stored, and the answer got lost; or its claim did"
         else:
+            if not held.lost:
+                self._count_loss(held)
             what = "the claim was lost, so its outcome is dropped"
+        held.lost = True
         logger.warning("%s: %s.", held.claim, what)
         self._forget(held)
 
@@ -589,6 +615,44 @@ class Supervisor:
             if held is not None and held.claim is claim:
                 self.progress.setdefault(held, note)
                 self.next_progress = 0.0
+
+    # ── Counting ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _count_start(self, held: Held) -> None:
+        if self.metrics is not None:
+            self.metrics.started(held.claim)
+
+    def _count_loss(self, held: Held) -> None:
+        if self.metrics is not None:
+            self.metrics.lost(held.claim)
+
+    def _now(self) -> Now:
+        """What metrics tell besides what they have counted. Called in another thread, so it only reads."""
+        now = clock()
+        claimed_at = [held.claimed_at for held in list(self.held.values())]
+        children = list(self.children)
+        running = sum(len(child.jobs) for child in children)
+        unsettled = len(self.unsettled)
+        leaving = sum(child.retiring for child in children)
+        ready = sum(child.ready and not child.retiring for child in children)
+        each = self.options.threads + self.options.async_slots
+        return Now(
+            ready=not self.health.last_beat.why_not_ready(),
+            listening=self.listener.hears,
+            connections={"queue": self.database.is_connected, "listener": self.listener.is_connected},
+            running=running,
+            waiting=max(len(claimed_at) - running - unsettled, 0),
+            unsettled=unsettled,
+            oldest_claim=now - min(claimed_at, default=now),
+            slots=self.options.processes * each,
+            executors={"starting": len(children) - ready - leaving, "ready": ready, "leaving": leaving},
+            executors_started=self.children.started,
+            executors_ended=self.children.ended.copy(),
+            memory=[child.resident_bytes() for child in children if child.pid is not None],
+            turns=self.turns,
+            database_failures=self.outages.total,
+            missed_notifications=self.listener.missed,
+        )
 
     # ── Starting and stopping ─────────────────────────────────────────────────────────────────────────────
 
@@ -674,6 +738,8 @@ class Supervisor:
         self.children.close()
         self.wakeup.close()
         self.health.close()
+        if self.endpoint is not None:
+            self.endpoint.close()
 
 
 def _how_to_listen(settings: Config) -> Callable[[], psycopg.Connection[Any]] | None:

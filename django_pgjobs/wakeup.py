@@ -114,6 +114,7 @@ class Listener:
         self.hears = False
         self.notified = False  # something was created since this was last cleared
         self.commanded = False  # somebody wants something of running jobs
+        self.missed = 0  # probes that were not heard
         self._wakeup = wakeup
         self._connect = connect
         self._patience = patience  # seconds until an attempt to connect is broken off
@@ -142,7 +143,12 @@ class Listener:
             self._looks.pop(0)
             self.notified = True
         if self._connection is not None and self._unheard >= 2 and now >= self._next_probe:
+            self.missed += 1
             self._lose("two probes in a row were not heard")
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
 
     @property
     def next_probe(self) -> float:
@@ -151,6 +157,7 @@ class Listener:
 
     def note_probe(self) -> None:
         """Take note that a probe is being sent."""
+        self.missed += self._unheard > 0
         self._next_probe = clock() + PROBE_INTERVAL
         self._unheard += 1
 

@@ -71,7 +71,7 @@ def default_of(field: dataclasses.Field[Any]) -> str:
 def kind_of(field: dataclasses.Field[Any]) -> str:
     if field.name.endswith("_BYTES"):
         return "bytes"
-    texts = {"DATABASE": "alias", "QUEUE": "queue"}
+    texts = {"DATABASE": "alias", "QUEUE": "queue", "TOKEN": "text"}
     text = texts.get(field.name.rpartition("_")[2], "dotted path")
     kinds = {"str": text, "int": "number", "bool": "bool", "timedelta": "duration", "tuple[str, ...]": "list"}
     optional = " or `None`" if "None" in str(field.type) else ""

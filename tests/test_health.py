@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_pgjobs import health
+from django_pgjobs import endpoint, health
 from django_pgjobs.channel import clock
+from django_pgjobs.endpoint import Unavailable
 from django_pgjobs.health import Beat
 from django_pgjobs.management import arguments
 from tests import tasks
@@ -122,13 +123,13 @@ def test_a_file_that_is_no_health_file_is_said_to_be_none(text: str, tmp_path: P
 
 
 def test_slow_clients_are_hung_up_on_and_further_ones_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "CLIENT_TIMEOUT", 0.5)
+    monkeypatch.setattr(endpoint, "CLIENT_TIMEOUT", 0.5)
     before = threading.active_count()
     told = health.Health(address=("127.0.0.1", 0))
     try:
         told.beat("")
         port = port_of(told)
-        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * health.CLIENTS)]
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * endpoint.CLIENTS)]
         for client in clients:
             client.send(b"G")
         for client in clients:
@@ -146,8 +147,8 @@ def test_slow_clients_are_hung_up_on_and_further_ones_sent_away(monkeypatch: pyt
 
 
 def port_of(told: health.Health) -> int:
-    assert told._server is not None
-    return told._server.server_port
+    assert told.endpoint is not None
+    return told.endpoint.port
 
 
 @pytest.mark.parametrize("host", ["", "::1", "localhost"])
@@ -215,13 +216,13 @@ def sleeps(pid: int) -> int:
 
 
 def test_what_cannot_be_told_is_an_error_at_once(tmp_path: Path) -> None:
-    with pytest.raises(health.Unavailable, match="cannot be written: No such file or directory"):
+    with pytest.raises(Unavailable, match="cannot be written: No such file or directory"):
         health.Health(tmp_path / "missing" / "health")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(health.Unavailable, match=rf"Nothing can listen on 127\.0\.0\.1:{port}: .*in use"):
+        with pytest.raises(Unavailable, match=rf"Nothing can listen on 127\.0\.0\.1:{port}: .*in use"):
             health.Health(address=("127.0.0.1", port))
 
 

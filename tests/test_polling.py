@@ -11,7 +11,7 @@ ONE = Claim(7, None, 1, 3, "tests.any", "default", "{}")
 
 
 def found(reached: Reached, count: int = 1) -> Claimed:
-    return Claimed([ONE] * count, None, reached)
+    return Claimed([ONE] * count, [0.0] * count, None, reached)
 
 
 def test_as_long_as_claims_are_fast_each_starts_from_the_beginning() -> None:
@@ -85,13 +85,13 @@ def test_where_more_wait_than_there_is_room_for_nobody_has_to_tell() -> None:
 def test_when_it_is_time_to_look() -> None:
     polling = Polling(poll_interval=5)
     assert polling.next_look == 0
-    polling.learn(Claimed([], 0.5, {}), limit=10, took=0.001, now=50, hears=True)
+    polling.learn(Claimed([], [], 0.5, {}), limit=10, took=0.001, now=50, hears=True)
     assert (polling.next_look, polling.next_due, polling.found_nothing) == (50.5, 50.5, True)
-    polling.learn(Claimed([], None, {}), limit=10, took=0.001, now=50, hears=False)
+    polling.learn(Claimed([], [], None, {}), limit=10, took=0.001, now=50, hears=False)
     assert 50.8 <= polling.next_look <= 51
     polling.learn(found(HERE), limit=10, took=0.3, now=50, hears=True)
     assert (polling.next_look, polling.found_nothing) == (53, False)  # from the beginning again
     assert polling.start(51) == ("default", HERE)
-    polling.learn(Claimed([], None, HERE), limit=10, took=0.001, now=51, hears=True)
+    polling.learn(Claimed([], [], None, HERE), limit=10, took=0.001, now=51, hears=True)
     assert not polling.found_nothing  # where it looked
     assert polling.start(51) == ("default", None)

@@ -82,6 +82,12 @@ def address(text: str) -> tuple[str, int]:
     return (match[1] or "").strip("[]"), int(match[2])
 
 
+def local_address(text: str) -> tuple[str, int]:
+    """A port on this machine's loopback address, or HOST:PORT."""
+    host, port = address(text)
+    return host or "127.0.0.1", port
+
+
 def file_path(text: str) -> Path:
     """The path of a file, which need not be there."""
     path = Path(text)

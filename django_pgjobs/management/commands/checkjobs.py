@@ -12,6 +12,7 @@ from django.db import Error
 
 from django_pgjobs import deploy, health, store
 from django_pgjobs.conf import config
+from django_pgjobs.endpoint import Unavailable
 from django_pgjobs.management.arguments import at_least, file_path
 
 
@@ -43,7 +44,7 @@ class Command(BaseCommand):
             return
         try:
             beat = health.read(health_file)
-        except health.Unavailable as error:
+        except Unavailable as error:
             raise CommandError(str(error)) from error
         if why_not := beat.why_not_ready() if ready else beat.why_not_alive():
             raise CommandError(why_not)

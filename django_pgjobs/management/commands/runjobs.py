@@ -7,14 +7,24 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from django_pgjobs import jobs, reload, supervisor
 from django_pgjobs.conf import DEFAULT_THREADS, config, default_processes
+from django_pgjobs.endpoint import Unavailable
 from django_pgjobs.executor import flush_streams
-from django_pgjobs.health import Unavailable
-from django_pgjobs.management.arguments import address, at_least, duration, file_path, size, some_time
+from django_pgjobs.exposition import require_client
+from django_pgjobs.management.arguments import (
+    address,
+    at_least,
+    duration,
+    file_path,
+    local_address,
+    size,
+    some_time,
+)
 
 PARENT = os.getppid()  # early, since it may end while we start
 
@@ -44,6 +54,9 @@ class Command(BaseCommand):
             help="Keep a file by which checkjobs tells that this worker is alive.")  # fmt: skip
         add("--health-port", type=address, metavar="[HOST:]PORT",
             help="Answer GET /livez and /readyz here.")  # fmt: skip
+        add("--metrics-port", type=local_address, metavar="[HOST:]PORT",
+            help="Answer GET /metrics here, for Prometheus; for this machine only, unless HOST says"
+            " otherwise.")  # fmt: skip
         add("--stop-with-parent", action="store_true",
             help="Stop as if signalled when the process that started this one ends.")  # fmt: skip
         add(
@@ -78,10 +91,16 @@ class Command(BaseCommand):
             parent=PARENT if options["stop_with_parent"] else None,
             health_file=options["health_file"],
             health_address=options["health_port"],
+            metrics_address=options["metrics_port"],
             drain=options["drain"],
             inline=inline,
             maintenance=options["maintenance"],
         )
+        if options["metrics_port"] is not None:
+            try:
+                require_client()
+            except ImproperlyConfigured as error:
+                raise CommandError(str(error)) from error
         wrapper = connections[settings.DATABASE]
         if wrapper.vendor != "postgresql":
             raise CommandError(
