@@ -327,7 +327,10 @@ class BackgroundQueue(models.Model):
         db_table = "background_queues"
         verbose_name = "queue"
         default_permissions = ("view",)
-        permissions = [("pause_queue", "Can pause and resume queues")]
+        permissions = [
+            ("pause_queue", "Can pause and resume queues"),
+            ("purge_queue", "Can cancel all jobs that wait in a queue"),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -340,7 +343,7 @@ class BackgroundOperation(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    act = models.CharField(max_length=20, help_text="retry or discard")
+    act = models.CharField(max_length=20, help_text="retry, discard or purge")
     filter = models.JSONField(help_text="Which jobs it is about.")
     manner = models.JSONField(
         db_default=models.Value({}, models.JSONField()),
@@ -359,7 +362,8 @@ class BackgroundOperation(models.Model):
     )
     failed = models.BigIntegerField(db_default=0, help_text="Jobs that the database refused to change.")
     problem = models.TextField(db_default="", help_text="What it said, the last time.")
-    cursor_at = models.DateTimeField(null=True, help_text="The last job that was gone through, by its time,")
+    cursor_priority = models.SmallIntegerField(null=True, help_text="The priority of the last job that was")
+    cursor_at = models.DateTimeField(null=True, help_text="gone through, where these are queued; its time,")
     cursor_id = models.BigIntegerField(null=True, help_text="and its id.")
     next_at = models.DateTimeField(null=True, help_text="When a paced one goes on.")
     created_at = models.DateTimeField(db_default=Now(), help_text="Jobs that came later are left alone.")

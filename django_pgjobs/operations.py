@@ -37,6 +37,7 @@ LOOK = 10_000  # jobs that a filter is held against at once
 MOST_COUNTED = 100_000  # jobs among which those that match are counted
 TURN = 10.0  # seconds after which a worker's slot is given to others
 REASON_LIMIT = 1000  # bytes
+HIGHEST = 100  # priority
 
 
 class Person(NamedTuple):
@@ -166,7 +167,8 @@ STOP = Act(
     "processing, asked to stop",
     refused="not processing",
 )
-ACTS = {act.name: act for act in (RETRY, DISCARD)}  # that operations carry out
+PURGE = CANCEL._replace(name="purge", permission="purge_queue", refused="no longer queued")
+ACTS = {act.name: act for act in (RETRY, DISCARD, PURGE)}  # that operations carry out
 
 
 @dataclass(slots=True)
@@ -449,7 +451,10 @@ def _log(by: Person, history: Mapping[str, Sequence[models.Model]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which jobs an act is about: dead letters, or cancelled jobs. What is not given does not matter."""
+    """Which jobs an act is about: dead letters, cancelled jobs, or the queued jobs of one queue.
+
+    What is not given does not matter.
+    """
 
     status: Status = Status.FAILED
     ids: tuple[int, ...] = ()
@@ -469,6 +474,8 @@ class Filter:
             value = getattr(self, name)
             if value is not None and ("\x00" in value or value != value.encode(errors="ignore").decode()):
                 raise ValueError(f"{value!r} cannot be looked for: it is no text that Postgres can store.")
+        if self.status is Status.QUEUED and (self.queue is None or self.ids):
+            raise ValueError("Queued jobs are found by the queue that they wait in.")
 
     @property
     def is_open(self) -> bool:
@@ -521,7 +528,7 @@ class Filter:
 
     @property
     def noun(self) -> str:
-        return "dead letter" if self.status is Status.FAILED else "cancelled job"
+        return "dead letter" if self.status is Status.FAILED else f"{self.status} job"
 
 
 class Preview(NamedTuple):
@@ -540,6 +547,11 @@ class Preview(NamedTuple):
     @property
     def is_nothing(self) -> bool:
         return self.is_exact and not self.number
+
+    @property
+    def expected(self) -> int | None:
+        """The number, where it is that of all."""
+        return self.number if self.is_exact else None
 
 
 def preview(filter: Filter, until: datetime = LAST_DAY, *, exactly: bool = False) -> Preview:
@@ -574,19 +586,25 @@ def begin(
     operation is carried on.
     """
     alias = config().DATABASE
+    reason = clean_text(reason, REASON_LIMIT)
     now = store.now(alias)
     begun = min(at or now, now)
     found = found or preview(filter, begun)
-    operation = BackgroundOperation.objects.using(alias).create(
-        created_at=begun,
-        act=act.name,
-        filter=filter.as_json(),
-        manner=manner.as_json(),
-        reason=clean_text(reason, REASON_LIMIT),
-        asked_by=by.name,
-        user_key=by.user_key,
-        expected=found.number if found.is_exact else None,
-    )
+    with store.own_transaction(alias):
+        operation = BackgroundOperation.objects.using(alias).create(
+            created_at=begun,
+            act=act.name,
+            filter=filter.as_json(),
+            manner=manner.as_json(),
+            reason=reason,
+            asked_by=by.name,
+            user_key=by.user_key,
+            expected=found.expected,
+        )
+        if act is PURGE:  # which is in the history of the queue as well; and so the queue in the list of them
+            queue, _ = BackgroundQueue.objects.using(alias).get_or_create(name=filter.queue)
+            after = f"those are being cancelled ({operation})"
+            _log(by, {_sentences("Purged", str(found), after, reason): [queue]})
     operation.refresh_from_db()
     logger.info("operation=%d act=%s by=%r begins", operation.pk, act.name, by.name)
     return operation
@@ -636,7 +654,7 @@ def steps(operation_id: int) -> Iterator[float]:
             yield wait
             continue
         filter = Filter.of_json(operation.filter)
-        position = (operation.cursor_at or FIRST_DAY, operation.cursor_id or 0)
+        position = _position(operation)
         with store.own_transaction(config().DATABASE) as cursor:
             found = store.look(
                 cursor, filter.status, filter.criteria(operation.created_at), after=position, limit=LOOK
@@ -651,7 +669,15 @@ def steps(operation_id: int) -> Iterator[float]:
             if wait_or_none:
                 break
             if part:
-                position = (part[-1].updated_at, part[-1].id)
+                position = part[-1].position
+
+
+def _position(operation: BackgroundOperation) -> store.Position:
+    """How far an operation has come."""
+    if operation.cursor_at is None:
+        is_queued = Filter.of_json(operation.filter).status is Status.QUEUED
+        return store.Position(HIGHEST + 1 if is_queued else 0, FIRST_DAY, 0)
+    return store.Position(operation.cursor_priority or 0, operation.cursor_at, operation.cursor_id or 0)
 
 
 def _parts(found: Sequence[store.Found], size: int) -> Iterator[Sequence[store.Found]]:
@@ -667,7 +693,7 @@ def _parts(found: Sequence[store.Found], size: int) -> Iterator[Sequence[store.F
 
 
 def _advance(
-    operation_id: int, position: tuple[datetime, int], part: Sequence[store.Found], *, is_last: bool
+    operation_id: int, position: store.Position, part: Sequence[store.Found], *, is_last: bool
 ) -> float | None:
     """Act on the next part of an operation, in one transaction. Returns in how many seconds to go on.
 
@@ -679,7 +705,7 @@ def _advance(
         operation = rows.filter(pk=operation_id, state=RUNNING).first()
         if operation is None:
             return None
-        if (operation.cursor_at or FIRST_DAY, operation.cursor_id or 0) != position:
+        if _position(operation) != position:
             return None
         filter, manner = Filter.of_json(operation.filter), Manner.of_json(operation.manner)
         done = _change(
@@ -697,7 +723,7 @@ def _advance(
         operation.failed += done.failed
         operation.problem = done.problem or operation.problem
         if part:
-            operation.cursor_at, operation.cursor_id = part[-1].updated_at, part[-1].id
+            operation.cursor_priority, operation.cursor_at, operation.cursor_id = part[-1].position
         pause = manner.spread * done.changed
         operation.next_at = Now() + pause if pause and not is_last else None
         operation.updated_at = Now()

@@ -942,8 +942,8 @@ _MATCHES = """(%(queue)s::text IS NULL OR job.queue_name = %(queue)s)
 # The next %(limit)s jobs of a status, in the order in which they have come to it, and whether each matches:
 # so that neither a filter that finds little nor one that finds much makes the statement long. Without a lock.
 _LOOK = """
-SELECT job.id, job.updated_at,
-       (<matches>) IS TRUE AS matches
+SELECT job.id, (<matches>) IS TRUE AS matches,
+       0, job.updated_at
   FROM background_jobs AS job
  WHERE <among>
    AND (job.updated_at, job.id) > (%(after)s::timestamptz, %(after_id)s)
@@ -991,6 +991,44 @@ SELECT grouped.job_name, grouped.fingerprint, grouped.jobs, grouped.first_at, gr
  ORDER BY grouped.jobs DESC, grouped.last_at DESC
 """
 
+# The same of jobs that wait in one queue, in the order in which they would be claimed. They come to a status
+# by their `updated_at` as others do. What carries operations on is left alone.
+_MATCHES_QUEUED = f"""{_MATCHES}
+       AND job.updated_at BETWEEN %(since)s AND %(until)s
+       AND job.job_name <> 'django_pgjobs.operations.carry_on'"""
+
+_LOOK_QUEUED = """
+SELECT next.id, next.matches, next.priority, next.run_at
+  FROM ((SELECT job.id, (<matches>) IS TRUE AS matches, job.priority, job.run_at
+           FROM background_jobs AS job
+          WHERE job.status = 'queued'
+            AND job.queue_name = %(queue)s
+            AND job.priority = %(after_priority)s
+            AND (job.run_at, job.id) > (%(after)s::timestamptz, %(after_id)s)
+          ORDER BY job.run_at, job.id
+          LIMIT %(limit)s)
+        UNION ALL
+        (SELECT job.id, (<matches>) IS TRUE, job.priority, job.run_at
+           FROM background_jobs AS job
+          WHERE job.status = 'queued'
+            AND job.queue_name = %(queue)s
+            AND job.priority < %(after_priority)s
+          ORDER BY job.priority DESC, job.run_at, job.id
+          LIMIT %(limit)s)) AS next
+ ORDER BY next.priority DESC, next.run_at, next.id
+ LIMIT %(limit)s
+""".replace("<matches>", _MATCHES_QUEUED)
+
+_COUNT_QUEUED = """
+SELECT count(*) FILTER (WHERE first.matches), count(*)
+  FROM (SELECT (<matches>) IS TRUE AS matches
+          FROM background_jobs AS job
+         WHERE job.status = 'queued'
+           AND job.queue_name = %(queue)s
+         ORDER BY job.priority DESC, job.run_at, job.id
+         LIMIT %(limit)s) AS first
+""".replace("<matches>", _MATCHES_QUEUED)
+
 _OF_STATUS = "job.status = '<status>'"
 _OF_IDS = "job.id = ANY (%(ids)s::bigint[]) AND job.status::text = '<status>'"
 
@@ -1001,6 +1039,7 @@ def _for_each(statement: str, among: str) -> dict[str, str]:
 
 
 LOOK, COUNT, GROUPS = (_for_each(statement, _OF_STATUS) for statement in (_LOOK, _COUNT, _GROUPS))
+LOOK["queued"], COUNT["queued"] = _LOOK_QUEUED, _COUNT_QUEUED
 LOOK_AMONG, COUNT_AMONG, GROUPS_AMONG = (
     _for_each(statement, _OF_IDS) for statement in (_LOOK, _COUNT, _GROUPS)
 )

@@ -695,21 +695,34 @@ def hold(cursor: Cursor, ids: Collection[int]) -> list[Seen]:
 # ── Acts on all jobs that a filter finds ──────────────────────────────────────────────────────────────────
 
 
+class Position(NamedTuple):
+    """A place in the order in which `look` goes through jobs."""
+
+    priority: int  # zero, unless they are queued
+    at: datetime  # when it came to its status; of queued ones, when it is due
+    id: int
+
+
 class Found(NamedTuple):
     """A job that a filter was held against."""
 
     id: int
-    updated_at: datetime
     matches: bool
+    priority: int
+    at: datetime
+
+    @property
+    def position(self) -> Position:
+        return Position(self.priority, self.at, self.id)
 
 
 def look(
-    cursor: Cursor, status: Status, criteria: Mapping[str, Any], *, after: tuple[datetime, int], limit: int
+    cursor: Cursor, status: Status, criteria: Mapping[str, Any], *, after: Position, limit: int
 ) -> list[Found]:
     """Hold a filter against the next `limit` jobs of a status; see `sql.LOOK`. Fewer come back at the end."""
-    position = {"after": after[0], "after_id": after[1], "limit": limit}
+    place = {"after_priority": after.priority, "after": after.at, "after_id": after.id, "limit": limit}
     statements = sql.LOOK_AMONG if criteria["ids"] else sql.LOOK
-    cursor.execute(statements[status], {**criteria, **position})
+    cursor.execute(statements[status], {**criteria, **place})
     return [Found(*row) for row in cursor.fetchall()]
 
 

@@ -15,8 +15,8 @@ from django.db import connection
 from django.test import Client
 
 from django_pgjobs import job, operations
-from django_pgjobs.admin import jobs as pages
 from django_pgjobs.admin import letters
+from django_pgjobs.admin import operations as operation_pages
 from django_pgjobs.jobs import registry
 from django_pgjobs.models import BackgroundJob, BackgroundOperation, BackgroundQueue, BackgroundWorker
 from django_pgjobs.operations import DISCARD, RETRY, Filter, Manner, Person
@@ -52,7 +52,7 @@ def root(db: None) -> Client:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than two jobs are many."""
-    monkeypatch.setattr(pages, "FEW", 2)
+    monkeypatch.setattr(operation_pages, "FEW", 2)
     monkeypatch.setattr(operations, "BATCH", 2)
 
 

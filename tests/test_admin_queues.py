@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import html
 import re
+from datetime import timedelta
 from threading import Thread
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.contrib.admin.utils import quote
 from django.db import connection, connections
 from django.test import Client
 
-from django_pgjobs import operations, store
+from django_pgjobs import operations, store, testing
+from django_pgjobs.admin import operations as operation_pages
 from django_pgjobs.lifecycle import Status
-from django_pgjobs.models import BackgroundQueue
+from django_pgjobs.models import BackgroundOperation, BackgroundQueue
 from django_pgjobs.operations import Person
 from tests import tasks
-from tests.factories import make_job
+from tests.factories import make_job, rows
 from tests.sessions import session
 from tests.test_admin import ADMIN, HOSTILE, act, assert_harmless, client_of, logged, said
 from tests.test_admin_letters import text_of
@@ -170,6 +173,90 @@ def test_workers_leave_a_paused_queue_alone_and_go_on_when_it_is_resumed(workers
     until(lambda: held.refresh().status == Status.COMPLETED)
 
 
+# Purging
+
+PURGE = f"{QUEUES}purge/"
+
+
+def purge(client: Client, queue: str, **answers: Any) -> Any:
+    """Look at the page, fill in the form, and send it."""
+    address = f"{PURGE}?{urlencode({'queue': queue})}"
+    form = client.get(address).context["form"]
+    given = {field.name: field.value() for field in form} | {"name": queue, "reason": "Sent twice."}
+    return client.post(address, given | answers)
+
+
+def test_a_queue_is_purged_by_its_name_and_for_a_reason(root: Client) -> None:
+    ids = [make_job(queue_name="mail").pk for _ in range(2)]
+    bank = make_job(queue_name="bank").pk
+    page = root.get(PURGE).content.decode()
+    assert f'<a href="{PURGE}?queue=mail">mail</a>' in page
+    page = text_of(root.get(f"{PURGE}?queue=mail"))
+    assert "This is about 2 queued jobs in the queue mail" in page
+    assert "The queue is not paused" in page
+    for wrong in ("Mail", " mail", "bank", "mail "):
+        assert "This is not the name of the queue." in text_of(purge(root, "mail", name=wrong))
+    for missing in ("name", "reason"):
+        assert "This field is required." in text_of(purge(root, "mail", **{missing: ""}))
+    assert {row["status"] for row in rows().values()} == {"queued"}
+    assert logged() == []
+
+    response = purge(root, "mail")
+    assert response["Location"] == page_of("mail")
+    assert said(response) == ["2 jobs cancelled."]
+    assert {id: row["status"] for id, row in rows().items()} == {
+        **dict.fromkeys(ids, "cancelled"), bank: "queued"
+    }  # fmt: skip
+    assert [(who, what) for who, what, _ in logged()] == [
+        ("root", "mail"),
+        *(("root", str(id)) for id in ids),
+    ]
+    assert "Purged. Before: 2 queued jobs." in text_of(root.get(f"{QUEUES}mail/history/"))
+    assert f'href="{PURGE}?queue=mail"' in root.get(page_of("mail")).content.decode()
+    assert "No job waits in the queue mail." in text_of(root.get(f"{PURGE}?queue=mail"))
+
+
+def test_a_large_purge_is_done_by_a_worker(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operation_pages, "FEW", 1)
+    monkeypatch.setattr(operations, "BATCH", 2)
+    for _ in range(5):
+        make_job(queue_name="mail")
+    response = purge(root, "mail")
+    operation = BackgroundOperation.objects.get()
+    assert response["Location"] == f"{ADMIN}backgroundoperation/{operation.pk}/change/"
+    assert operation.changed == 0
+    page = text_of(root.get(response["Location"]))
+    assert "Purge all queued jobs in the queue 'mail'" in page
+    root.post(f"{ADMIN}backgroundoperation/{operation.pk}/stop/")
+    testing.drain(queue="default")
+    assert {row["status"] for row in rows().values() if row["queue_name"] == "mail"} == {"queued"}
+    root.post(f"{ADMIN}backgroundoperation/{operation.pk}/resume/")
+    testing.drain(queue="default")
+    assert {row["status"] for row in rows().values() if row["queue_name"] == "mail"} == {"cancelled"}
+
+
+def test_what_is_enqueued_after_the_page_was_shown_is_left_alone(root: Client) -> None:
+    make_job(queue_name="mail", updated_at=-timedelta(minutes=1))
+    later = make_job(queue_name="mail", updated_at=timedelta(minutes=1))
+    assert said(purge(root, "mail")) == ["1 job cancelled."]
+    assert rows()[later.pk]["status"] == "queued"
+
+
+def test_to_purge_has_a_permission_of_its_own() -> None:
+    make_job(queue_name="mail")
+    BackgroundQueue.objects.create(name="mail")
+    others = client_of("others", SEE, "pause_queue", "cancel_job", "view_backgroundoperation")
+    for url in (QUEUES, page_of("mail")):
+        assert "/purge/" not in others.get(url).content.decode()
+    for client in (others, client_of("blind", "purge_queue")):
+        assert client.get(PURGE).status_code == 403
+        assert client.post(f"{PURGE}?queue=mail", {"name": "mail", "reason": "x"}).status_code == 403
+    assert {row["status"] for row in rows().values()} == {"queued"}
+    ada = client_of("ada", SEE, "purge_queue")
+    assert "/purge/" in ada.get(QUEUES).content.decode()
+    assert said(purge(ada, "mail")) == ["1 job cancelled."]
+
+
 # Who may
 
 
@@ -222,6 +309,9 @@ def test_any_name_can_be_paused_and_resumed(root: Client, name: str) -> None:
         assert_harmless(root.get(url).content.decode())
     assert_harmless(root.post(PAUSE, {"queues": name, "reason": HOSTILE}, follow=True).content.decode())
     assert list(paused()) == [name]
+    assert_harmless(root.get(PURGE).content.decode())
+    assert_harmless(purge(root, name, name="another").content.decode())
+    assert_harmless(root.get(purge(root, name)["Location"]).content.decode())
     for url in (QUEUES, page_of(name), OVERVIEW, f"{QUEUES}{quote(name)}/history/"):
         response = root.get(url)
         assert response.status_code == 200
@@ -237,6 +327,9 @@ def test_what_is_no_name_is_no_server_error(root: Client) -> None:
     assert root.post(f"{QUEUES}%00/resume/").status_code == 404
     told = act(root, QUEUES, "resume_queues", ["\x00"])
     assert told[-1] == "The selection has something that is no queue."
+    for query in ("queue=%00", "queue=", f"queue={'x' * 256}"):
+        assert "choices" in root.get(f"{PURGE}?{query}").context
+        assert root.post(f"{PURGE}?{query}", {"name": "", "reason": "x"}).status_code == 200
     BackgroundQueue.objects.create(name="", paused_at="2026-01-01T00:00Z")
     for url in (QUEUES, PAUSE, OVERVIEW):
         assert root.get(url).status_code == 200
@@ -262,7 +355,7 @@ def test_no_page_has_an_inline_script_or_style(root: Client) -> None:
     make_job(queue_name="mail")
     pause(root, "mail")
     make_job(queue_name="bank")
-    for url in (QUEUES, PAUSE, page_of("mail")):
+    for url in (QUEUES, PAUSE, PURGE, f"{PURGE}?queue=bank", page_of("mail")):
         page = root.get(url).content.decode()
         assert "django_pgjobs/admin.css" in page
         assert not re.search(r"\sstyle=|\son[a-z]+=|<style", page)

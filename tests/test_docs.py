@@ -98,7 +98,7 @@ def test_settings_gives_the_ranges_that_are_enforced(settings: Any) -> None:
 COMMANDS_PAGE = REFERENCE / "commands.md"
 COMMANDS = [
     "runjobs", "sweepjobs", "prunejobs", "checkjobs", "canceljobs", "retryjobs", "discardjobs", "pausequeue",
-    "resumequeue", "jobstats", "jobsdoctor",
+    "resumequeue", "purgequeue", "jobstats", "jobsdoctor",
 ]  # fmt: skip
 
 

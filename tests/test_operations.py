@@ -118,6 +118,12 @@ def test_other_statuses_are_never_found() -> None:
     assert statuses() == {"queued": 2, "processing": 1, "failed": 1, "completed": 1}
 
 
+@pytest.mark.parametrize("more", [{}, {"queue": "mail", "ids": (1,)}])
+def test_queued_jobs_are_looked_for_in_one_queue(more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="by the queue that they wait in"):
+        Filter(status=Status.QUEUED, **more)
+
+
 @pytest.mark.parametrize("text", ["a\x00b", "a\udcffb"])
 def test_what_cannot_be_in_the_table_cannot_be_looked_for(text: str) -> None:
     with pytest.raises(ValueError, match="cannot be looked for"):
@@ -293,7 +299,8 @@ def test_an_operation_that_is_stopped_rests_and_goes_on_from_there(ada: Person) 
     assert carried_out(operation).changed == 8
     assert statuses() == {"queued": 8}
     assert not operations.resume(operation, ada)
-    assert [message for _, id, message in history() if id == str(operation.pk)] == [
+    entries = LogEntry.objects.filter(content_type__model="backgroundoperation").order_by("id")
+    assert list(entries.values_list("change_message", flat=True)) == [
         "Stopped. Before: running. After: stopped.",
         "Resumed. Before: stopped. After: running.",
     ]
@@ -481,6 +488,9 @@ def test_a_user_can_be_held_to_account(ada: Person) -> None:
         (["retryjobs", "--all", "--after", "4000d"], "must be between zero and ten years"),
         (["retryjobs", "--since", "yesterday"], "'yesterday' must be a date and time"),
         (["retryjobs", "--resume", "7"], "There is no operation 7 of this kind."),
+        (["purgequeue", "mail"], "Say why, with --reason"),
+        (["purgequeue", "--reason", "x"], "Say which queue."),
+        (["purgequeue", "--resume", "7"], "There is no operation 7 of this kind."),
         (["pausequeue", "mail"], "the following arguments are required: --reason"),
         (["pausequeue", "", "--reason", "x"], "must be the name of a queue"),
     ],
@@ -491,6 +501,91 @@ def test_the_commands_refuse_what_they_cannot_do(arguments: list[str], error: st
         run(*arguments)
     assert statuses() == {"failed": 1}
     assert not BackgroundOperation.objects.exists()
+
+
+# ── Purging ───────────────────────────────────────────────────────────────────────────────────────────────
+
+MAIL = Filter(status=Status.QUEUED, queue="mail")
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 13])
+def test_a_purge_cancels_what_waits_in_a_queue_and_nothing_else(ada: Person, count: int) -> None:
+    queued = [
+        make_job(queue_name="mail", priority=-n % 3, run_at=timedelta(hours=n % 2)).pk for n in range(count)
+    ]
+    others = [make_job(each, queue_name="mail").pk for each in Status if each is not Status.QUEUED]
+    others.append(make_job(queue_name="bank").pk)
+    carrier = make_job(queue_name="mail", job_name="django_pgjobs.operations.carry_on").pk
+    before = rows()
+    assert operations.preview(MAIL) == (count, True, "queued job")
+    operation = operations.begin(operations.PURGE, MAIL, ada, reason="Sent twice.")
+    later = make_job(queue_name="mail", priority=100, updated_at=timedelta(minutes=1)).pk
+    done = carried_out(operation)
+    after = rows()
+    assert {id for id, row in after.items() if row["status"] == "cancelled"} - set(others) == set(queued)
+    assert {id: after[id] for id in (*others, carrier)} == {id: before[id] for id in (*others, carrier)}
+    assert after[later]["status"] == "queued"
+    assert (done.state, done.changed, done.expected) == ("finished", count, count)
+    entries = history()
+    found = f"{count} queued job{'' if count == 1 else 's'}"
+    text = f"Purged. Before: {found}. After: those are being cancelled ({done}). Reason: Sent twice."
+    assert entries[0] == ("ada", "mail", text)
+    before_it = "queued, 0 of 3 attempts, queue mail"
+    text = f"Cancelled. Before: {before_it}. After: cancelled. Reason: Sent twice. ({done})"
+    assert {entry[1:] for entry in entries[1:]} == {(str(id), text) for id in queued}
+    told = run("retryjobs", "--cancelled", "--queue", "mail", "--dry-run")
+    assert told.startswith(f"{count + 1} cancelled")
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_purge_that_has_broken_off_goes_on_from_there() -> None:
+    for n in range(8):
+        make_job(queue_name="mail", priority=n % 2)
+    operation = operations.begin(operations.PURGE, MAIL, SHELL)
+    next(operations.steps(operation.pk))
+    operation.refresh_from_db()
+    assert (operation.cursor_priority, operation.changed) == (1, 3)
+    assert operations.stop(operation, SHELL)
+    assert list(operations.steps(operation.pk)) == []
+    told = run("purgequeue", "--resume", str(operation.pk))
+    assert told == f"{operation} is finished: 8 jobs cancelled.\n"
+    assert statuses() == {"cancelled": 8}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_purge_leaves_what_a_worker_is_just_claiming() -> None:
+    claimed, _ = make_job(queue_name="mail").pk, make_job(queue_name="mail")
+    operation = operations.begin(operations.PURGE, MAIL, SHELL)
+    with session() as other, other.transaction():
+        other.execute("UPDATE background_jobs SET status = 'processing' WHERE id = %s", [claimed])
+        done = carried_out(operation)
+    assert operations.told(done) == (
+        "1 job cancelled; 1 was skipped because somebody else is changing it just now."
+    )
+    assert statuses() == {"processing": 1, "cancelled": 1}
+
+
+def test_purgequeue_says_what_it_found_and_did(ada: Person) -> None:
+    assert run("purgequeue", "mail", "--reason", "x") == "No queued job matches.\n"
+    for _ in range(2):
+        make_job(queue_name="mail")
+    told = run("purgequeue", "mail", "--dry-run")
+    assert told == "2 queued jobs in the queue 'mail' would be cancelled.\n"
+    told = run("purgequeue", "mail", "--reason", "Sent twice.", "--user", "ada")
+    number = BackgroundOperation.objects.get().pk
+    assert told == (
+        f"Operation {number}: 2 queued jobs match.\nOperation {number} is finished: 2 jobs cancelled.\n"
+    )
+    assert len(history()) == 3
+
+
+def test_a_worker_purges_the_queue_that_it_purges_from(settings: Any) -> None:
+    for _ in range(3):
+        make_job()
+    run("purgequeue", "default", "--background", reason="Why.")
+    drain()
+    assert statuses() == {"cancelled": 3, "completed": 1}
 
 
 @pytest.mark.usefixtures("small_steps")

@@ -88,6 +88,11 @@ def pause() -> None:
     command("resumequeue", "mail")
 
 
+def purge() -> None:
+    command("purgequeue", "default", reason="Nobody wants them.")
+    assert not BackgroundJob.objects.filter(status="queued").exists()
+
+
 def act_on_schedules() -> None:
     schedule = BackgroundSchedule.objects.create(name="daily", job_name="tests.jobs.add", cron="0 6 * * *")
     schedule.enabled = False
@@ -116,6 +121,7 @@ ACTS: dict[str, Callable[[], object]] = {  # by what the reference says of them
     "`retry()`, `discard()`, `cancel()`, `canceljobs`": act_on_jobs,
     "`retryjobs`, `discardjobs`": act_on_dead_letters,
     "`pausequeue`, `resumequeue`": pause,
+    "`purgequeue`": purge,
     "schedules in the admin": act_on_schedules,
     "`sweepjobs`": lambda: command("sweepjobs"),
     "`prunejobs`": lambda: command("prunejobs"),

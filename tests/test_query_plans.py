@@ -538,7 +538,7 @@ def found(size, **criteria):
 
 
 def from_the_middle(size, **criteria):
-    position = {"after": "2026-01-01 00:10:00+0", "after_id": 5, "limit": STEP}
+    position = {"after_priority": 0, "after": "2026-01-01 00:10:00+0", "after_id": 5, "limit": STEP}
     return found(size, **criteria) | position
 
 
@@ -569,6 +569,36 @@ def test_a_filter_is_held_against_so_many_jobs_and_no_more(template):
             }, (name, mood)
             assert run.pages <= 20 + 3 * STEP, (name, mood)
             assert run.discarded <= STEP, (name, mood)
+        few, many = (runs[size].pages for size in SIZES)
+        assert many <= 1.5 * few + 20, (name, mood)
+
+
+def many_wait_at_two_priorities(connection, size):
+    """In the queue that is looked at, a few of the higher priority are behind where it has come to."""
+    insert(connection, size, "mail", priority=10)
+    insert(connection, size, "mail", due="1 day")
+    insert(connection, size, "other")
+    insert(connection, size, "mail", status="completed")
+
+
+def test_a_purge_goes_through_so_many_jobs_of_its_queue_and_no_more(template):
+    def waiting(size, **place):
+        place = {"after_priority": 101, "after": "2000-01-01", "after_id": 0, "limit": STEP} | place
+        return found(size, queue="mail", job=None) | place
+
+    later = {"after_priority": 10, "after": "2200-01-01"}
+    statements = {
+        "LOOK from the start": (sql.LOOK["queued"], waiting),
+        "LOOK beyond a priority": (sql.LOOK["queued"], lambda size: waiting(size, **later)),
+        "COUNT": (sql.COUNT["queued"], waiting),
+    }
+    for name, mood, runs in in_every_mood(template, many_wait_at_two_priorities, statements):
+        show(f"{name}, {mood}", runs)
+        for run in runs.values():
+            assert run.indexes == {CLAIM_INDEX}, (name, mood)
+            assert run.read <= 2 * STEP, (name, mood)
+            assert run.discarded == 0, (name, mood)
+            assert run.pages <= 20 + 3 * STEP, (name, mood)
         few, many = (runs[size].pages for size in SIZES)
         assert many <= 1.5 * few + 20, (name, mood)
 

@@ -31,7 +31,7 @@ from ..exceptions import InvalidArguments
 from ..export import FORMS, jobs_of
 from ..jobs import find
 from ..lifecycle import Status
-from ..models import BackgroundJob, BackgroundOperation, BackgroundSchedule, DeadLetter
+from ..models import BackgroundJob, BackgroundSchedule, DeadLetter
 from ..operations import (
     CANCEL,
     DISCARD,
@@ -56,13 +56,13 @@ from .arguments import (
     difference,
 )
 from .lists import MOST, WINDOW, JobList, Narrowing, QueueFilter, StatusFilter, find_groups, job_id
+from .operations import carry_out, is_large
 from .page import JobPage, ago, badge, breakable
 from .readonly import ReadOnlyAdmin
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
 
-FEW = 300  # jobs that are changed while somebody waits for the page
 SHOWN_GROUPS = 5  # of what an act is about
 
 _LABELS = {"run": "Run now"}
@@ -453,7 +453,7 @@ class JobAdmin(ReadOnlyAdmin):
             "words": str(filter),
             "groups": groups,
             "more_groups": groups[0].groups - len(groups) if groups else 0,
-            "in_background": not found.is_exact or found.number > FEW,
+            "in_background": is_large(found.expected),
             "form": form,
         }
         request.current_app = self.admin_site.name
@@ -475,24 +475,7 @@ class JobAdmin(ReadOnlyAdmin):
             self.tell(request, act, done)
             return HttpResponseRedirect(self.url("changelist"))
         operation = operations.begin(act, filter, person, reason=reason, manner=manner, at=until)
-        if operation.expected is None or operation.expected > FEW or manner.per_minute:
-            operations.hand_over(operation)
-        else:
-            for _ in operations.steps(operation.pk):
-                pass
-            operation.refresh_from_db()
-        return self._show(request, operation)
-
-    def _show(self, request: HttpRequest, operation: BackgroundOperation) -> HttpResponse:
-        """Lead on to an operation, where it goes on and this person may see it; else say what it has done."""
-        is_finished = operation.state == operations.FINISHED
-        may_see = request.user.has_perm("django_pgjobs.view_backgroundoperation")
-        if is_finished or not (may_see and self.admin_site.is_registered(BackgroundOperation)):
-            told = operations.told(operation) if is_finished else f"{operation} goes on in the background."
-            self.message_user(request, told, messages.SUCCESS)
-            return HttpResponseRedirect(self.url("changelist"))
-        url = "admin:django_pgjobs_backgroundoperation_change"
-        return HttpResponseRedirect(reverse(url, args=[operation.pk], current_app=self.admin_site.name))
+        return carry_out(self, request, operation, back=self.url("changelist"))
 
     # Retrying with other arguments
 

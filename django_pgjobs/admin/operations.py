@@ -26,10 +26,40 @@ from .readonly import ReadOnlyAdmin
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
 
+FEW = 300  # jobs that are changed while somebody waits for the page
 STUCK = 60.0  # seconds without a step after which it is offered to have a worker carry an operation on
 MOST_REASON = 300  # characters of a reason in a list
 
 _CSS = {RUNNING: "processing", STOPPED: "cancelled", FINISHED: "completed"}
+
+
+def is_large(expected: int | None) -> bool:
+    """Whether nobody is to wait until so many jobs are changed; None is more than were counted."""
+    return expected is None or expected > FEW
+
+
+def carry_out(
+    model_admin: ReadOnlyAdmin, request: HttpRequest, operation: BackgroundOperation, back: str
+) -> HttpResponse:
+    """Do what an operation is to do, or have a worker do it where that is much or takes its time.
+
+    Leads on to the operation, where it goes on and this person may see it; else `back`, and tells.
+    """
+    if is_large(operation.expected) or Manner.of_json(operation.manner).per_minute:
+        operations.hand_over(operation)
+    else:
+        for _ in operations.steps(operation.pk):
+            pass
+        operation.refresh_from_db()
+    is_finished = operation.state == FINISHED
+    site = model_admin.admin_site
+    may_see = request.user.has_perm("django_pgjobs.view_backgroundoperation")
+    if is_finished or not (may_see and site.is_registered(BackgroundOperation)):
+        told = operations.told(operation) if is_finished else f"{operation} goes on in the background."
+        model_admin.message_user(request, told, messages.SUCCESS)
+        return HttpResponseRedirect(back)
+    url = "admin:django_pgjobs_backgroundoperation_change"
+    return HttpResponseRedirect(reverse(url, args=[operation.pk], current_app=site.name))
 
 
 def badge(operation: BackgroundOperation) -> SafeString:

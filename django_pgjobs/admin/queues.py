@@ -1,6 +1,7 @@
-"""Queues: which are paused, by whom and why; and to pause and resume them.
+"""Queues: which are paused, by whom and why; and to pause, resume and purge them.
 
-The list has the queues that somebody has paused at some time. The page for pausing offers all that have jobs.
+The list has the queues that somebody has paused or purged at some time. The pages for that offer all that
+have jobs.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from django.views.decorators.http import require_POST
 
 from .. import operations, store
 from ..conf import config
+from ..lifecycle import Status
 from ..models import BackgroundQueue
-from ..operations import REASON_LIMIT, Person
+from ..operations import PURGE, REASON_LIMIT, Filter, Person
 from .lists import MOST_QUEUES, MOST_SUMMARY
+from .operations import carry_out, is_large
 from .page import MOST_TEXT, ago, moment
 from .readonly import NamedAdmin
 
@@ -79,6 +82,28 @@ class ResumeForm(forms.Form):
     reason = reason_field(required=False, help_text="Goes into the history of the queue. May be empty.")
 
 
+class PurgeForm(forms.Form):
+    """What is asked before the jobs that wait in a queue are cancelled."""
+
+    name = forms.CharField(
+        label="Its name, once more",
+        strip=False,
+        widget=forms.TextInput({"size": 60, "autocomplete": "off"}),
+        help_text="Type the name of the queue, so that it is the one that you mean.",
+    )
+    reason = reason_field(help_text="Goes into the history of the queue, and of each job.")
+    until = forms.DateTimeField(widget=forms.HiddenInput)  # when they were counted
+
+    def __init__(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        self.queue = queue
+        super().__init__(*args, **kwargs)
+
+    def clean_name(self) -> str:
+        if self.cleaned_data["name"] != self.queue:
+            raise forms.ValidationError("This is not the name of the queue.")
+        return self.queue
+
+
 @admin.register(BackgroundQueue)
 class BackgroundQueueAdmin(NamedAdmin):
     change_list_template = "admin/django_pgjobs/queues.html"
@@ -97,6 +122,7 @@ class BackgroundQueueAdmin(NamedAdmin):
         view = self.admin_site.admin_view
         return [
             path("pause/", view(self.pause_view), name=f"{name}_pause"),
+            path("purge/", view(self.purge_view), name=f"{name}_purge"),
             path("<str:object_id>/resume/", view(require_POST(self.resume_view)), name=f"{name}_resume"),
             *super().get_urls(),
         ]
@@ -109,6 +135,13 @@ class BackgroundQueueAdmin(NamedAdmin):
     def pause_url(self, names: Iterable[str]) -> str:
         """Where these queues can be paused."""
         return f"{self.url('pause')}?{urlencode({'queue': list(names)}, doseq=True)}"
+
+    def has_purge_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(f"django_pgjobs.{PURGE.permission}")
+
+    def purge_url(self, name: str) -> str:
+        """Where the jobs that wait in this queue can be cancelled."""
+        return f"{self.url('purge')}?{urlencode({'queue': name})}"
 
     # Pausing and resuming
 
@@ -168,6 +201,63 @@ class BackgroundQueueAdmin(NamedAdmin):
             self.message_user(request, str(form.errors["reason"][0]), messages.ERROR)
         return HttpResponseRedirect(self.url("change", queue.pk))
 
+    # Purging
+
+    def purge_view(self, request: HttpRequest) -> HttpResponse:
+        """Say how many jobs wait in a queue, ask for its name and why, and have them cancelled."""
+        if not (self.has_purge_permission(request) and self.has_view_permission(request)):
+            raise PermissionDenied
+        queue = request.GET.get("queue", "")
+        try:
+            filter = Filter(status=Status.QUEUED, queue=queue if can_be_name(queue) else None)
+        except ValueError:
+            return self._patiently(request, partial(self._purge_page, request, None, None))
+        if request.method == "POST":
+            form = PurgeForm(queue, request.POST)
+            if form.is_valid():
+                operation = operations.begin(
+                    PURGE,
+                    filter,
+                    Person.of(request.user),
+                    reason=form.cleaned_data["reason"],
+                    at=form.cleaned_data["until"],
+                )
+                return carry_out(self, request, operation, back=self.url("change", queue))
+        else:
+            form = PurgeForm(queue, initial={"until": store.now(config().DATABASE).isoformat()})
+        return self._patiently(request, partial(self._purge_page, request, filter, form))
+
+    def _purge_page(
+        self, request: HttpRequest, filter: Filter | None, form: PurgeForm | None
+    ) -> HttpResponse:
+        """Ask about one queue; without, let one be chosen."""
+        alias = config().DATABASE
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Purge a queue",
+            "opts": self.opts,
+            "list_url": self.url("changelist"),
+            "list_name": str(self.opts.verbose_name_plural).capitalize(),
+        }
+        if filter is None:
+            names = store.queue_names(alias, MOST_QUEUES)
+            context["choices"] = [(name, self.purge_url(name)) for name in names]
+        else:
+            assert filter.queue is not None
+            found = operations.preview(filter)
+            rows = BackgroundQueue.objects.using(alias)
+            context |= {
+                "title": f"Purge the queue {filter.queue}",
+                "queue": filter.queue,
+                "found": found,
+                "in_background": is_large(found.expected),
+                "is_paused": rows.filter(pk=filter.queue, paused_at__isnull=False).exists(),
+                "pause_url": self.pause_url([filter.queue]) if self.has_pause_permission(request) else "",
+                "form": form,
+            }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_pgjobs/purge.html", context)
+
     # The page of a queue
 
     def render_change_form(
@@ -192,14 +282,18 @@ class BackgroundQueueAdmin(NamedAdmin):
             "tools_in_content": django.VERSION < (6, 1),  # later ones show them outside of it
             "may_pause": self.has_pause_permission(request),
             "pause_url": self.pause_url([obj.pk]),
+            "purge_url": self.purge_url(obj.pk) if self.has_purge_permission(request) else "",
             "resume_url": self.url("resume", obj.pk),
             "form": ResumeForm(),
         }
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        may_pause = self.has_pause_permission(request)
-        return super().changelist_view(request, {"may_pause": may_pause, **(extra_context or {})})
+        may = {
+            "may_pause": self.has_pause_permission(request),
+            "may_purge": self.has_purge_permission(request),
+        }
+        return super().changelist_view(request, {**may, **(extra_context or {})})
 
     # Columns
 

@@ -25,7 +25,7 @@ class Migration(migrations.Migration):
             name="BackgroundOperation",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("act", models.CharField(help_text="retry or discard", max_length=20)),
+                ("act", models.CharField(help_text="retry, discard or purge", max_length=20)),
                 ("filter", models.JSONField(help_text="Which jobs it is about.")),
                 (
                     "manner",
@@ -72,9 +72,13 @@ class Migration(migrations.Migration):
                 ),
                 ("problem", models.TextField(db_default="", help_text="What it said, the last time.")),
                 (
+                    "cursor_priority",
+                    models.SmallIntegerField(help_text="The priority of the last job that was", null=True),
+                ),
+                (
                     "cursor_at",
                     models.DateTimeField(
-                        help_text="The last job that was gone through, by its time,", null=True
+                        help_text="gone through, where these are queued; its time,", null=True
                     ),
                 ),
                 ("cursor_id", models.BigIntegerField(help_text="and its id.", null=True)),
@@ -124,7 +128,10 @@ class Migration(migrations.Migration):
             name="backgroundqueue",
             options={
                 "default_permissions": ("view",),
-                "permissions": [("pause_queue", "Can pause and resume queues")],
+                "permissions": [
+                    ("pause_queue", "Can pause and resume queues"),
+                    ("purge_queue", "Can cancel all jobs that wait in a queue"),
+                ],
                 "verbose_name": "queue",
             },
         ),
