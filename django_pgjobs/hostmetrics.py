@@ -126,21 +126,21 @@ class HostMetrics:
             "pgjobs_started_total",
             "counter",
             "Attempts whose job function was entered; known a few seconds later, or when they end.",
-            ("queue", "job"),
+            ("queue", "job_name"),
             {labels: tally.started for labels, tally in tallies},
         )
         yield Family(
             "pgjobs_finished_total",
             "counter",
             "Claims that have ended, by the verdict that was written; those that this worker swept included.",
-            ("queue", "job", "verdict"),
+            ("queue", "job_name", "verdict"),
             {(*of, event): count for of, tally in tallies for event, count in tally.finished.items()},
         )
         yield Family(
             "pgjobs_duration_seconds",
             "histogram",
             "How long attempts have run.",
-            ("queue", "job"),
+            ("queue", "job_name"),
             {labels: tally.durations for labels, tally in tallies if tally.durations is not None},
         )
         yield Family(
@@ -154,7 +154,7 @@ class HostMetrics:
             "pgjobs_lost_claims_total",
             "counter",
             "Claims that this worker had and that no longer held: it was silent, or the row was changed.",
-            ("queue", "job"),
+            ("queue", "job_name"),
             {labels: tally.lost for labels, tally in tallies},
         )
         yield Family(

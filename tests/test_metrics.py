@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import socket
@@ -10,17 +11,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.db.models import functions
 from django.test import Client, RequestFactory, override_settings
+from django.urls import resolve
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
@@ -35,7 +38,7 @@ from django_pgjobs.store import Claim
 from django_pgjobs.wakeup import Listener, Wakeup
 from tests import tasks
 from tests.factories import make_job
-from tests.markdown import REFERENCE, code, table
+from tests.markdown import DOCS, REFERENCE, blocks, code, table
 from tests.workers import Worker, Workers, until
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -87,7 +90,7 @@ def finished(figures: Figures, job: str) -> dict[str, float]:
     """What has become of a job's claims, but for those that were handed back unstarted."""
     name = f"tests.tasks.{job}"
     counts = {
-        event.value: figures("pgjobs_finished_total", queue="default", job=name, verdict=event)
+        event.value: figures("pgjobs_finished_total", queue="default", job_name=name, verdict=event)
         for event in VERDICTS
         if event is not Event.RELEASE
     }
@@ -132,12 +135,12 @@ def test_a_worker_counts_what_becomes_of_jobs_in_all_its_executors(workers: Work
     assert figures("pgjobs_executors_ended_total", how="died") == ended + 3
 
     for job, verdicts in expected.items():
-        labels = {"queue": "default", "job": f"tests.tasks.{job}"}
+        labels = {"queue": "default", "job_name": f"tests.tasks.{job}"}
         started = sum(verdicts.values())
         assert figures("pgjobs_started_total", **labels) == started
         assert figures("pgjobs_duration_seconds_count", **labels) == started
         assert figures("pgjobs_duration_seconds_bucket", **labels, le="+Inf") == started
-    assert figures("pgjobs_duration_seconds_sum", queue="default", job="tests.tasks.overdue") >= 0.3
+    assert figures("pgjobs_duration_seconds_sum", queue="default", job_name="tests.tasks.overdue") >= 0.3
     assert figures("pgjobs_pickup_seconds_count", queue="default") == figures.total("pgjobs_finished_total")
     assert figures("pgjobs_pickup_seconds_sum", queue="default") >= 0
     assert worker.stop() == 0
@@ -168,7 +171,7 @@ def test_a_worker_tells_how_it_is(workers: Workers, tmp_path: Path) -> None:
 
 
 def later(now: Figures, before: Figures, name: str) -> Figures | None:
-    return now if now(name) > before(name) else None
+    return now if now.total(name) > before.total(name) else None
 
 
 @pytest.mark.processes
@@ -186,13 +189,13 @@ def test_claims_that_are_lost_and_swept_are_counted(workers: Workers, tmp_path: 
     figures = scrape(worker)
     assert figures("pgjobs_swept_total", verdict="fail") == 1
     assert figures("pgjobs_swept_total", verdict="bury") == 0
-    assert figures("pgjobs_started_total", queue="default", job="tests.tasks.nothing") == 1
+    assert figures("pgjobs_started_total", queue="default", job_name="tests.tasks.nothing") == 1
 
 
 @pytest.mark.processes
 def test_scrapes_and_the_loop_do_not_disturb_each_other(workers: Workers) -> None:
     worker = workers.start("--processes", "2", *PORT)
-    labels = {"queue": "default", "job": "tests.tasks.nothing", "verdict": "complete"}
+    labels = {"queue": "default", "job_name": "tests.tasks.nothing", "verdict": "complete"}
     port = port_of(worker)
     seen: list[list[float]] = [[], []]
     done = threading.Event()
@@ -513,3 +516,98 @@ def test_the_reference_has_the_values_of_labels_and_the_bounds() -> None:
     assert bounds in " ".join(text.split())
     assert [bound * 1000 for bound in BOUNDS[:7]] == [5, 10, 25, 50, 100, 250, 500]
     assert BOUNDS[7:] == (1, 2.5, 5, 10, 30, 60, 5 * 60, 15 * 60, 3600)
+
+
+# ── Dashboard and alerts ──────────────────────────────────────────────────────────────────────────────────
+
+GUIDE = DOCS / "how-to" / "watch-the-queue.md"
+MONITORING = DOCS / "monitoring"
+OF_TARGETS = {"instance", "le"}  # labels that Prometheus adds, and that of a bucket
+
+Labels = dict[str, set[str]]  # the values of each label
+
+
+@pytest.fixture
+def told(workers: Workers, client: Client, with_token: None) -> dict[str, Labels]:
+    """The labels of each sample that a worker and the view have told of."""
+    job = tasks.nothing.enqueue()
+    of_queue = figures_of(client)  # while no worker is alive
+    worker = workers.start("--processes", "2", *PORT)
+    until(lambda: job.refresh().status == "completed")
+    of_worker = until(lambda: later(scrape(worker), of_queue, "pgjobs_duration_seconds_count"))
+    names: dict[str, Labels] = {}
+    for name, labels in [*of_queue.samples, *of_worker.samples]:
+        values = names.setdefault(name, {})
+        for label, value in labels:
+            values.setdefault(label, set()).add(value)
+    return names
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
+    return found
+
+
+@pytest.mark.processes
+def test_dashboard_and_alerts_ask_for_what_is_told(told: dict[str, Labels]) -> None:
+    queries = [rule["expr"] for rule in alerts()]
+    queries += [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+    queries += [query for block in blocks(GUIDE, "promql") for query in block.text.splitlines()]
+    assert len(queries) > 40
+    for query in queries:
+        labels = set(OF_TARGETS)
+        for name, matchers in re.findall(r"(pgjobs_\w+)(?:{([^}]*)})?", query):
+            assert name in told, query
+            labels |= told[name].keys()
+            for label, values in re.findall(r'(\w+)=~?"([^"]*)"', matchers):
+                assert label == "queue" or set(values.split("|")) <= told[name][label], query
+        for listed in re.findall(r"by \(([^)]*)\)", query):
+            assert set(listed.split(", ")) <= labels, query
+
+    for path in [*MONITORING.iterdir(), GUIDE]:
+        named = set(re.findall(r"\bpgjobs_\w+", path.read_text()))
+        assert named <= told.keys(), path
+
+
+def test_what_an_alert_says_is_there_to_be_said() -> None:
+    names = [rule["alert"] for rule in alerts()]
+    assert len(set(names)) == len(names)
+    for rule in alerts():
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        said = " ".join(rule["annotations"][key] for key in ("summary", "description"))
+        kept = re.findall(r"by \(([^)]*)\)", rule["expr"])
+        labels = set(kept[0].split(", ")) if kept else {"instance"}
+        assert set(re.findall(r"\$labels\.(\w+)", said)) <= labels, rule["alert"]
+
+
+def test_the_dashboard_is_one_for_any_data_source() -> None:
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+    for panel in panels():
+        for target in panel.get("targets", []):
+            assert target["datasource"]["uid"] == panel["datasource"]["uid"] == "${datasource}"
+            for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+                assert label == "instance" or label in target["expr"], panel["title"]
+    taken: set[tuple[int, int]] = set()
+    for panel in panels():
+        place = panel["gridPos"]
+        cells = set(
+            product(
+                range(place["x"], place["x"] + place["w"]),
+                range(place["y"], place["y"] + place["h"]),
+            )
+        )
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_the_guide_tells_prometheus_where_the_view_is() -> None:
+    (block,) = blocks(GUIDE, "yaml")
+    of_workers, of_queue = yaml.safe_load(block.text)["scrape_configs"]
+    assert all(target.endswith(":9187") for target in of_workers["static_configs"][0]["targets"])
+    assert resolve(of_queue["metrics_path"]).func is metrics.view
+    assert f'path("{of_queue["metrics_path"][1:]}", metrics.view)' in (REFERENCE / "metrics.md").read_text()
