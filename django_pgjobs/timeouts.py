@@ -20,25 +20,36 @@ logger = logging.getLogger(__name__)
 
 HEED_WITHIN = 5.0  # seconds that a body has to end after an exception was raised in it
 KILL_GRACE = 30.0  # seconds that its neighbours have to finish before their executor is killed
+FEW = 1000  # jobs that are watched before anybody looks which of them have ended
 
 
 class Timeouts:
     def __init__(self) -> None:
-        self._overdue_at: list[tuple[float, int, Child, Held]] = []  # a heap; tickets keep it total
+        self._overdue_at: list[tuple[float, int, Child]] = []  # a heap; tickets keep it total
+        self._most = FEW  # entries until those of jobs that have ended are thrown away
 
     def started(self, child: Child, held: Held, at: float) -> None:
         """Watch a job that has been started."""
         if held.abort_reason:  # somebody asked to stop it while it was on its way
             child.abort(held, held.abort_reason, JobStopped.message)
         elif held.timeout is not None:
-            heapq.heappush(self._overdue_at, (at + held.timeout, held.ticket, child, held))
+            if len(self._overdue_at) >= self._most:
+                self._forget_ended()
+            heapq.heappush(self._overdue_at, (at + held.timeout, held.ticket, child))
+
+    def _forget_ended(self) -> None:
+        """Most jobs end long before they are overdue, and would be kept in mind until then."""
+        self._overdue_at = [entry for entry in self._overdue_at if entry[1] in entry[2].jobs]
+        heapq.heapify(self._overdue_at)
+        self._most = max(2 * len(self._overdue_at), FEW)
 
     def enforce(self, children: Iterable[Child]) -> None:
         """Abort overdue jobs; end executors whose jobs do not heed it, or which no longer answer."""
         now = clock()
         while self._overdue_at and self._overdue_at[0][0] <= now:
-            _, ticket, child, held = heapq.heappop(self._overdue_at)
-            if ticket in child.jobs and not held.abort_reason:
+            _, ticket, child = heapq.heappop(self._overdue_at)
+            held = child.jobs.get(ticket)
+            if held is not None and not held.abort_reason:
                 child.abort(held, "timeout", error(held.timeout).message)
         for child in children:
             if child.killed_for or child.is_inline:

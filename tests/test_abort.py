@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import threading
@@ -19,7 +20,7 @@ from django_pgjobs.exceptions import JobStopped, JobTimeout
 from django_pgjobs.marks import Marks
 from django_pgjobs.models import BackgroundJob
 from django_pgjobs.store import Claim
-from django_pgjobs.timeouts import Timeouts
+from django_pgjobs.timeouts import FEW, Timeouts
 from tests import tasks
 from tests.models import Effect
 from tests.workers import Workers, is_running, until
@@ -154,6 +155,37 @@ def test_a_job_that_has_returned_is_not_aborted() -> None:
     messages = Channel(host[1], blocking=True).receive()
     assert [message[0] for message in messages] == ["run"]
     host[1].close()
+
+
+def test_a_job_that_has_ended_is_not_kept_until_it_would_be_overdue() -> None:
+    """A host would else keep what has run in an hour, arguments included, where that is the timeout."""
+    ours, theirs = socket.socketpair()
+    child = Child(1, ours, "an executor", Marks.private(1, 0))
+    child.channel.close()
+    theirs.close()
+    timeouts = Timeouts()
+    claim = Claim(7, uuid.uuid4(), 1, 3, tasks.overdue.name, "default", "{}")
+
+    def start(ticket: int, at: float) -> Held:
+        held = Held(ticket, claim, tasks.overdue, clock())
+        held.timeout = 3600
+        child.assign([held], half_lease=30)
+        timeouts.started(child, held, at)
+        return held
+
+    running = start(0, clock())
+    for ticket in range(1, 5 * FEW):
+        start(ticket, clock())
+        child.read(["done", ticket, 0.1, []])
+    assert len(timeouts._overdue_at) <= FEW
+    kept = [one for one in gc.get_objects() if isinstance(one, Held) and one.claim is claim]
+    assert kept == [running]
+    assert timeouts.next_deadline([child]) <= clock() + 3600
+    timeouts.enforce([child])
+    assert running.abort_reason == ""
+    late = start(5 * FEW, clock() - 3601)
+    timeouts.enforce([child])
+    assert late.abort_reason == "timeout"
 
 
 def test_a_neighbour_of_a_killed_job_may_finish_first(workers: Workers, tmp_path: Path) -> None:
