@@ -675,7 +675,7 @@ class Supervisor:
                 self._stop(grace=self.options.grace)
             else:
                 logger.info("%s again: stopping at once.", name)
-                self.stop_by = clock()
+                self.stop_by = min(self.stop_by, clock())  # and no later, however often we are told
         if self.options.parent not in (None, os.getppid()) and not self.stopping:
             logger.info("The parent process has ended: stopping.")
             self._stop(grace=self.options.grace)

@@ -610,6 +610,20 @@ def test_housekeeping_takes_turns_with_all_else_and_waits_for_renewals() -> None
         host._close()
 
 
+def test_a_host_that_is_told_to_stop_again_and_again_does_not_stop_later() -> None:
+    """While the database is away, the last it may wait for counts from the first time that it has to end."""
+    host = Supervisor(Options(inline=True, grace=0.0), None)
+    try:
+        ends = []
+        for _ in range(4):
+            host.signals.append(signal.SIGINT)
+            host._obey_signals()
+            ends.append(host.stop_by)
+        assert ends == sorted(ends, reverse=True)
+    finally:
+        host._close()
+
+
 def test_a_task_of_an_async_job_cannot_end_the_event_loop(workers: Workers) -> None:
     workers.start("--processes", "1", *NO_POLLING).until_listening()
     until(ends_as(tasks.exit_in_a_task.enqueue(), Status.COMPLETED))
