@@ -29,7 +29,7 @@ JOB_COMMANDS = "job_commands"
 PROBE_INTERVAL = 10.0  # seconds between a listener's probes of itself
 RECONNECT_FIRST = 0.5  # seconds
 RECONNECT_LONGEST = 10.0
-LOOKS = (0.01, 0.05, 0.25, 1.0)  # seconds after it wants to be notified again
+LOOKS = (0.01, 0.05, 0.25, 1.0)  # seconds after it hears, or wants to be notified again
 POOLER_PAUSE = 300.0  # seconds; a pooler does not go away by itself
 
 
@@ -94,7 +94,8 @@ class Listener:
 
     While so much is found that nobody has to be told of more, a host does not want to be notified, and says
     so by giving up a lock (`sql.WANT_NO_MORE`). Whoever creates a job then, and commits it when the host does
-    want to be notified again, has notified nobody. So then it looks at once, and a few times soon after.
+    want to be notified again, has notified nobody. So then it looks at once, and a few times soon after; and
+    likewise when it begins to listen, since it may have been another host that did not want to be notified.
 
     What others notify is listened for only once a probe was heard: a pooler would hand the session on to
     others, and they would be told from then on. Where one is found, nothing is tried unless `past_poolers`
@@ -271,9 +272,8 @@ class Listener:
             self.hears = True
             self._complained = False
             logger.info("Listening for new jobs.")
+        if self._told:
             self.notified = True  # what was created before was not heard
-        elif self._told:
-            self.notified = True
             self._looks = [clock() + pause for pause in LOOKS]
         else:
             self._looks = []

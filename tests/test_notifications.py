@@ -284,14 +284,36 @@ def test_a_host_that_listens_anew_wants_what_it_wanted(listener, other):
     listener, when = listener
     listener.want(False)
     when(lambda: not wants(other))
-    other.execute(
-        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
-        " WHERE application_name = 'django_pgjobs listener' AND datname = current_database()"
-    )
+    end_listeners(other)
     when(lambda: not listener.hears)
     listener.try_now()
     when(lambda: listener.hears)
     when(lambda: not wants(other))
+
+
+def test_what_was_created_before_a_host_listens_is_looked_for_when_it_is_committed(listener, other):
+    """It may have told nobody, since the host that was there before did not want to be told."""
+    listener, when = listener
+    with session() as one_before, session() as late:
+        one_before.execute(f"{sql.HEAR}; {sql.WANT_NO_MORE}")
+        listener.want(False)
+        when(lambda: not wants(other))
+        with late.transaction():
+            late.execute(INSERT)
+            listener.want(True)
+            end_listeners(other)
+            when(lambda: not listener.hears)
+            listener.try_now()
+            when(lambda: listener.hears and listener.notified)
+            listener.notified = False
+        when(lambda: listener.notified)
+
+
+def end_listeners(connection) -> None:
+    connection.execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+        " WHERE application_name = 'django_pgjobs listener' AND datname = current_database()"
+    )
 
 
 @pytest.mark.processes
