@@ -24,7 +24,7 @@ from typing import Any
 
 import asgiref
 import psycopg
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections, transaction
 
 from . import jobs, signals, store
@@ -74,14 +74,18 @@ def run(claim: Claim, abort: ThreadAbort | None = None, report: Report | None = 
     abort = abort or ThreadAbort()
     run = _run_atomically if prepared.function.atomic else _run_plainly
     running = Running(claim, report)
+    context = contextvars.Context()
     try:
-        outcome = contextvars.Context().run(run, body, abort, running, claim)
+        outcome = context.run(run, body, abort, running, claim)
     except BaseException as error:
         abort.close()  # again: the exception may have arrived while it was being closed
         if type(error) is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
             raise  # somebody pressed Ctrl-C in a test or a debugger
+        error = _meant(error, abort)
         outcome = _outcome_of(error, abort, claim, prepared.function)
         _ended(running, outcome, claim)
+        if signals.job_raised.receivers and isinstance(outcome, Failed):
+            context.run(_tell, claim, _failure(running, error, outcome, claim))
         if prepared.hears_its_end:
             contextvars.Context().run(prepared.ended, outcome)
         return outcome
@@ -170,17 +174,34 @@ async def arun(claim: Claim, abort: TaskAbort | None = None, report: Report | No
     try:
         with abort, running as job:
             if signals.job_started.receivers:
-                await signals.job_started.asend_robust(jobs.find(job.name), job=job)
+                # Not `asend_robust`, of Django 5.2: the body is to see what receivers set in its context.
+                await sync_to_async(signals.job_started.send_robust)(jobs.find(job.name), job=job)
             result = await prepared.body()()
         outcome = _outcome_of_result(result, claim)
     except BaseException as error:
+        error = _meant(error, abort)
         outcome = _outcome_of(error, abort, claim, prepared.function)
         _ended(running, outcome, claim)
+        if signals.job_raised.receivers and isinstance(outcome, Failed):
+            await signals.job_raised.asend_robust(**_failure(running, error, outcome, claim))
         await prepared.aended(outcome)
         return outcome
     _ended(running, outcome, claim)
     await prepared.aended(outcome)
     return outcome
+
+
+def _failure(running: Running, error: BaseException, outcome: Failed, claim: Claim) -> dict[str, Any]:
+    """What the receivers of `job_raised` are told."""
+    event = decide(outcome, claim, jobs.policy_of(claim.job_name)).event
+    return {"sender": jobs.find(claim.job_name), "job": running.job, "exception": error, "event": event}
+
+
+def _tell(claim: Claim, failure: dict[str, Any]) -> None:
+    try:
+        signals.job_raised.send_robust(**failure)
+    except BaseException:  # SystemExit, say, which would end this slot
+        logger.exception("%s: a receiver of job_raised failed.", claim)
 
 
 async def _awaited(body: Callable[[], Any]) -> Any:
@@ -241,6 +262,13 @@ def _outcome_of_result(result: object, claim: Claim) -> Outcome:
     return Completed(*encode_result(result, config().MAX_PAYLOAD_BYTES))
 
 
+def _meant(error: BaseException, abort: ThreadAbort | TaskAbort) -> BaseException:
+    """An exception out of the body, or what it was aborted with, if that is what came out."""
+    if abort.error is not None and type(error) in (asyncio.CancelledError, JobTimeout):
+        return abort.error.with_traceback(error.__traceback__)
+    return error
+
+
 def _outcome_of(
     error: BaseException,
     abort: ThreadAbort | TaskAbort,
@@ -250,8 +278,6 @@ def _outcome_of(
     """What an exception out of the body means."""
     if isinstance(abort.error, JobStopped):
         return Stopped()  # whatever its clean-up raised
-    if abort.error is not None and type(error) in (asyncio.CancelledError, JobTimeout):
-        error = abort.error.with_traceback(error.__traceback__)
     report = describe(error, claim.job_name)
     try:
         return _by_the_rules(error, report, claim, function)

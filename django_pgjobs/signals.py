@@ -25,6 +25,10 @@ job_enqueued = Signal()
 # job: CurrentJob.
 job_started = Signal()
 
+# A body has raised, and its attempt has failed. Sent where it ran, in its context, before that is recorded.
+# job: CurrentJob; exception: BaseException; event: Event.BURY if the job becomes a dead letter, or FAIL.
+job_raised = Signal()
+
 # What became of an attempt is committed. Sent by an executor of the host that ran it, or by whoever swept.
 # job: CurrentJob; event: Event; duration: float, in seconds, or None if not known; error: JobError or None.
 job_finished = Signal()

@@ -57,6 +57,14 @@ class Claim(NamedTuple):
         name, queue = map(in_one_line, (self.job_name, self.queue_name))
         return f"job={self.id} name={name} queue={queue} attempt={self.attempts}"
 
+    def __repr__(self) -> str:
+        """Without the payload, since what shows errors to people shows variables as well."""
+        return f"<Claim {self}>"
+
+    def __sentry_repr__(self) -> str:
+        """The same for Sentry, which would send it as a list."""
+        return repr(self)
+
 
 def in_one_line(text: str) -> str:
     """A name that anyone may have written, as it can stand in a log."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -15,11 +20,12 @@ from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.utils import translation
 
-from django_pgjobs import InvalidArguments, current_job, job
+from django_pgjobs import InvalidArguments, JobTimeout, Snooze, current_job, execution, job
+from django_pgjobs.abort import TaskAbort, ThreadAbort
 from django_pgjobs.context import CurrentJob
-from django_pgjobs.lifecycle import Event
+from django_pgjobs.lifecycle import Event, Failed, Outcome
 from django_pgjobs.models import BackgroundJob, Progress
-from django_pgjobs.signals import job_enqueued, job_finished, job_started
+from django_pgjobs.signals import job_enqueued, job_finished, job_raised, job_started
 from django_pgjobs.store import Claim
 from django_pgjobs.testing import drain
 from tests import context_hook, tasks
@@ -62,6 +68,32 @@ def enqueue_another() -> None:
 @job(name="context.fails", backoff=0, max_attempts=2)
 def fail() -> None:
     raise ValueError("as ever")
+
+
+@job(name="context.snoozes")
+def snooze() -> None:
+    raise Snooze(3600)
+
+
+mood: ContextVar[str] = ContextVar("mood", default="good")
+aborts: list[Any] = []
+
+
+@job(name="context.times_out")
+def time_out(own_mood: str | None = "bad") -> None:
+    if own_mood is not None:
+        mood.set(own_mood)
+    threading.Thread(target=aborts[-1].abort, args=[JobTimeout("too long")]).start()
+    while True:
+        time.sleep(0.001)
+
+
+@job(name="context.atimes_out")
+async def atime_out(own_mood: str | None = "bad") -> None:
+    if own_mood is not None:
+        mood.set(own_mood)
+    asyncio.get_running_loop().call_soon(aborts[-1].abort, JobTimeout("too long"))
+    await asyncio.sleep(3600)
 
 
 def deeper() -> str:
@@ -402,6 +434,74 @@ def test_every_attempt_is_told_with_its_verdict():
         drain()
     text = "ValueError: as ever"
     assert told == [(fail, 1, Event.FAIL, text), (fail, 2, Event.BURY, text)]
+
+
+def run(claim: Claim) -> Outcome:
+    """Run a job like an executor does, on an event loop if it is async. Its body may abort it."""
+    if claim.job_name == "context.times_out":
+        aborts.append(ThreadAbort())
+        return execution.run(claim, aborts[-1])
+    aborts.append(TaskAbort())
+    return async_to_sync(execution.arun)(claim, aborts[-1])
+
+
+@pytest.mark.parametrize("function", [time_out, atime_out], ids=lambda function: function.name)
+def test_a_body_sees_what_a_receiver_sets_in_its_context(function):
+    def receive(**kwargs):
+        mood.set("as received")
+
+    told = []
+
+    def hear(**kwargs):
+        told.append(mood.get())
+
+    claim = Claim(1, None, 1, 1, function.name, "default", json.dumps({"args": [None]}))
+    with connected(job_started, receive), connected(job_raised, hear):
+        run(claim)
+    assert told == ["as received"]
+
+
+@pytest.mark.django_db
+def test_an_exception_is_told_with_what_becomes_of_the_job():
+    told = []
+
+    def receive(sender, job, exception, event, **kwargs):
+        told.append((sender, job.attempt, repr(exception), event))
+        raise SystemExit("a receiver that would end its thread")
+
+    with connected(job_raised, receive):
+        enqueued = fail.enqueue()
+        drain()
+    error = "ValueError('as ever')"
+    assert told == [(fail, 1, error, Event.FAIL), (fail, 2, error, Event.BURY)]
+    assert enqueued.refresh().status == "failed"
+
+
+@pytest.mark.django_db
+def test_what_is_no_failure_is_not_told_as_one():
+    told = []
+
+    def receive(exception, **kwargs):
+        told.append(exception)
+
+    with connected(job_raised, receive):
+        snooze.enqueue()
+        look.enqueue()
+        drain()
+    assert told == []
+
+
+@pytest.mark.parametrize("function", [time_out, atime_out], ids=lambda function: function.name)
+def test_a_timeout_is_told_as_such_and_in_the_context_of_the_body(function):
+    told = []
+
+    def receive(exception, event, **kwargs):
+        told.append((str(exception), event, mood.get()))
+
+    claim = Claim(1, None, 1, 1, function.name, "default", "{}")
+    with connected(job_raised, receive):
+        assert isinstance(run(claim), Failed)
+    assert told == [("too long", Event.BURY, "bad")]
 
 
 @pytest.mark.processes

@@ -352,9 +352,9 @@ MUTANTS: dict[str, Mutant] = {
         (
             Change(
                 "execution.py",
-                "            raise  # somebody pressed Ctrl-C in a test or a debugger\n        outcome =",
+                "            raise  # somebody pressed Ctrl-C in a test or a debugger\n        error =",
                 "            raise\n        if not isinstance(error, Exception):\n"
-                "            return Completed()\n        outcome =",
+                "            return Completed()\n        error =",
             ),
         ),
         FUZZ,
@@ -364,7 +364,7 @@ MUTANTS: dict[str, Mutant] = {
         (
             Change(
                 "execution.py",
-                "contextvars.Context().run(run, body, abort, running, claim)",
+                "context.run(run, body, abort, running, claim)",
                 "run(body, abort, running, claim)",
             ),
         ),
