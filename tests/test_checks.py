@@ -248,6 +248,13 @@ def test_w002_no_table() -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("statement", ["DROP TABLE background_jobs", "DROP INDEX idx_jobs_finished"])
+def test_migrate_is_not_told_to_run_migrate(monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["manage.py", "migrate", "--verbosity", "0"])
+    assert database_found(statement) == []
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("statement", "what"),
     [

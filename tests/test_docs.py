@@ -755,6 +755,7 @@ class Reader:
         state.unlink()
         self.folder = Path(folder)
         self.environment = dict(one.split("=", 1) for one in variables.split("\0") if "=" in one)
+        assert "WARNINGS:" not in done.stderr, done.stderr
         return done.stdout + done.stderr
 
     def start(self, command: str) -> None:
