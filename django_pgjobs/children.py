@@ -223,8 +223,8 @@ class Child:
         self.channel.send([["abort", held.ticket, reason, text]])
 
     def stop(self) -> None:
-        """Let it end once it is done with what it has."""
-        if not self.stops:
+        """Let it end once it is done with what it has. One that is about to end by itself is not asked."""
+        if not self.stops and not self.deaf:
             self.stops = self.retiring = True
             self.channel.send([["stop"]])
 
@@ -479,12 +479,12 @@ class Children:
         self.ended["killed" if child.was_killed else "stopped" if child.stops else "died"] += 1
         if self._forkserver is not None:
             self._forkserver.areas.give_back(self._areas.pop(child.serial))
-        if child.taken == 0 and not child.stops:
+        if not child.ready and not child.stops:
             self._early_deaths += 1
             pause = min(0.1 * 2.0 ** min(self._early_deaths, 10), RESPAWN_LONGEST)
             self._next_spawn = clock() + pause
             logger.error(
-                "Executor %s %s before it took a job; the next is started in %.1f s.", child.pid,
+                "Executor %s %s before it was ready; the next is started in %.1f s.", child.pid,
                 child.exit or "died", pause,
             )  # fmt: skip
         else:

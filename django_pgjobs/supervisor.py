@@ -261,7 +261,8 @@ class Supervisor:
             for started in child.look():  # for the last time
                 self._count_start(started.held)
             how = str(child.exit) if child.exit else "died with its fork server"
-            if child.jobs and not self.stopping:
+            was_asked = child.stops or not child.ready  # of those that were never ready, `remove` tells
+            if (child.jobs or not was_asked) and not self.stopping:
                 logger.warning("Executor %s %s with %s jobs.", child.pid, how, len(child.jobs))
             if child.killed_for:
                 self.dead_sessions.append(child.name)

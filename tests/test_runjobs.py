@@ -252,6 +252,16 @@ def test_a_killed_executor_costs_its_running_job_one_attempt_and_nobody_else(
     assert worker.stop() == 0
 
 
+def test_the_log_tells_of_an_executor_that_dies_without_a_job(workers: Workers) -> None:
+    worker = workers.start("--processes", "1", *NO_POLLING).until_listening()
+    job = tasks.note.enqueue("done")
+    executor = executor_of("done")
+    until(ends_as(job, Status.COMPLETED))
+    os.kill(executor, signal.SIGKILL)
+    worker.until_said(f"Executor {executor} died with signal 9; possibly out of memory with 0 jobs.")
+    assert worker.stop() == 0
+
+
 @pytest.mark.parametrize(
     ("job", "argument", "reason"),
     [
@@ -714,8 +724,8 @@ def test_executors_that_cannot_live_are_started_ever_more_slowly(workers: Worker
         "PGJOBS_TEST_IMPORT": "deadly_module",
     }
     worker = workers.start("--processes", "1", environment=environment)
-    worker.until_said("exited with status 7 before it took a job; the next is started in 0.2 s.")
-    worker.until_said("before it took a job; the next is started in 1.6 s.")
+    worker.until_said("exited with status 7 before it was ready; the next is started in 0.2 s.")
+    worker.until_said("before it was ready; the next is started in 1.6 s.")
     assert worker.stop() == 0
 
 
