@@ -251,6 +251,8 @@ class Child:
 
     def resident_bytes(self) -> int:
         """The memory that the process has in use, what it shares with others included; zero if unknown."""
+        if self.pid is None:
+            return 0
         try:
             if sys.platform == "linux":
                 return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
@@ -336,6 +338,20 @@ class Children:
         """In the order in which they became ready; what isolates a job comes last, where the spares are."""
         ready = [child for child in self._children.values() if child.ready and not child.retiring]
         return sorted(ready, key=lambda child: (child.isolates, child.ready_since))
+
+    def told(self) -> list[dict[str, Any]]:
+        """What people may know of each executor, as JSON."""
+        kinds = (("working", self.working), ("spare", self.spares), ("leaving", self.leaving))
+        states = {child.serial: state for state, children in kinds for child in children}
+        return [
+            {
+                "pid": child.pid,
+                "state": states.get(child.serial, "starting"),
+                "jobs": len(child.jobs),
+                "memory": child.resident_bytes(),
+            }
+            for child in self
+        ]
 
     @property
     def inline(self) -> bool:

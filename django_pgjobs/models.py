@@ -465,11 +465,18 @@ class BackgroundWorker(models.Model):
     running = models.IntegerField(db_default=0, help_text="Jobs in its slots when last seen.")
     started_at = models.DateTimeField(db_default=Now())
     last_seen_at = models.DateTimeField(db_default=Now())
+    executors = models.JSONField(
+        db_default=models.Value([], models.JSONField()),
+        help_text="Its processes when last seen: pid, state, jobs, and memory in bytes.",
+    )
+    stop_requested_at = models.DateTimeField(null=True)
+    stop_requested_by = models.CharField(max_length=255, db_default="")
 
     class Meta:
         db_table = "background_workers"
         verbose_name = "worker"
         default_permissions = ("view",)
+        permissions = [("stop_worker", "Can ask workers to stop")]
 
     def __str__(self) -> str:
         return f"{self.hostname}:{self.pid}"

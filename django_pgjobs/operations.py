@@ -26,7 +26,14 @@ from .context import current_job
 from .exceptions import InvalidArguments, Snooze
 from .jobs import find, job
 from .lifecycle import LONGEST_DELAY, Status
-from .models import FIRST_DAY, LAST_DAY, BackgroundJob, BackgroundOperation, BackgroundQueue
+from .models import (
+    FIRST_DAY,
+    LAST_DAY,
+    BackgroundJob,
+    BackgroundOperation,
+    BackgroundQueue,
+    BackgroundWorker,
+)
 from .payload import clean_text
 from .redaction import Redacted
 
@@ -822,3 +829,29 @@ def resume_queue(name: str, by: Person, reason: str = "") -> store.Pause | None:
         _log(by, {_sentences("Resumed", before, "not paused", reason): [BackgroundQueue(name=name)]})
     logger.warning("queue=%r resumed by=%r", name, by.name)
     return pause
+
+
+# ── Workers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def stop_worker(worker: BackgroundWorker, by: Person, reason: str = "") -> bool:
+    """Ask a worker host to stop, as TERM does. False if it was not asked; `why_not_stopped` says why."""
+    reason = clean_text(reason, REASON_LIMIT)
+    with store.own_transaction(config().DATABASE) as cursor:
+        if not store.ask_worker_to_stop(cursor, worker.pk, by=by.name):
+            return False
+        _log(by, {_sentences("Asked to stop", worker.state, "asked to stop", reason): [worker]})
+    logger.warning("worker=%s asked to stop by=%r: %s", store.in_one_line(str(worker)), by.name, reason)
+    return True
+
+
+def why_not_stopped(worker: BackgroundWorker) -> str:
+    """Why a worker host could not be asked to stop just now, in a sentence."""
+    row = BackgroundWorker.objects.using(config().DATABASE).filter(pk=worker.pk).first()
+    if row is None:
+        return f"The worker {worker} has ended."
+    if row.state != "running":
+        return f"The worker {worker} is stopping already."
+    if row.stop_requested_at is not None:
+        return f"The worker {worker} was asked before, by {row.stop_requested_by or 'somebody'}."
+    return f"The worker {worker} is just saying how it is. Ask it again."

@@ -1131,16 +1131,41 @@ PRUNABLE = {status: _PRUNABLE.replace("<status>", status) for status in PRUNE}
 
 # ── Worker hosts ──────────────────────────────────────────────────────────────────────────────────────────
 
-# Say that a host is alive. The first call makes its row; `started_at` stays.
+# Say that a host is alive. The first call makes its row; `started_at` stays. Returns whether somebody has
+# asked it to stop, and who.
 ANNOUNCE_WORKER = """
 INSERT INTO background_workers AS worker
-       (id, hostname, pid, queues, processes, threads, async_slots, lease, version, state, running)
+       (id, hostname, pid, queues, processes, threads, async_slots, lease, version, state, running, executors)
 VALUES (%(id)s, %(hostname)s, %(pid)s, %(queues)s::jsonb, %(processes)s, %(threads)s, %(async_slots)s,
-        %(lease)s, %(version)s, %(state)s, %(running)s)
+        %(lease)s, %(version)s, %(state)s, %(running)s, %(executors)s::jsonb)
     ON CONFLICT (id) DO UPDATE
    SET state = excluded.state,
        running = excluded.running,
+       executors = excluded.executors,
        last_seen_at = statement_timestamp()
+RETURNING worker.stop_requested_at IS NOT NULL, worker.stop_requested_by
+"""
+
+# Ask a host to stop, and wake it up. Returns its id, unless it was asked before, is stopping already, or has
+# locked its row for a moment.
+ASK_WORKER_TO_STOP = """
+WITH held AS MATERIALIZED (
+    SELECT worker.id
+      FROM background_workers AS worker
+     WHERE worker.id = %(id)s
+       AND worker.state = 'running'
+       AND worker.stop_requested_at IS NULL
+       FOR UPDATE SKIP LOCKED
+), asked AS (
+    UPDATE background_workers AS worker
+       SET stop_requested_at = statement_timestamp(),
+           stop_requested_by = %(by)s
+     WHERE worker.id = ANY (ARRAY(SELECT held.id FROM held))
+    RETURNING worker.id
+)
+SELECT asked.id
+  FROM asked
+ CROSS JOIN (SELECT pg_notify('job_commands', '') WHERE EXISTS (SELECT FROM asked)) AS notified
 """
 
 FORGET_WORKER = """

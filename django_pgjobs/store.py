@@ -840,12 +840,24 @@ class Host(NamedTuple):
     version: str
 
 
-def announce_worker(cursor: Cursor, host: Host, *, state: str, running: int) -> None:
-    """Say that a host is alive, what it is about, and how many jobs it runs."""
+def announce_worker(
+    cursor: Cursor, host: Host, *, state: str, running: int, executors: Sequence[Mapping[str, Any]] = ()
+) -> str | None:
+    """Say that a host is alive, what it is about, how many jobs it runs, and in which processes.
+
+    Returns who has asked it to stop, if somebody has.
+    """
     queues = None if host.queues is None else json.dumps(list(host.queues))
-    cursor.execute(
-        sql.ANNOUNCE_WORKER, host._asdict() | {"queues": queues, "state": state, "running": running}
-    )
+    now = {"state": state, "running": running, "executors": json.dumps(list(executors))}
+    cursor.execute(sql.ANNOUNCE_WORKER, host._asdict() | {"queues": queues} | now)
+    is_asked, by = cursor.fetchone()
+    return str(by) or "somebody" if is_asked else None
+
+
+def ask_worker_to_stop(cursor: Cursor, id: UUID, *, by: str) -> bool:
+    """Ask a host to stop, as TERM would. False if it was asked before, or is not to be had just now."""
+    cursor.execute(sql.ASK_WORKER_TO_STOP, {"id": id, "by": by})
+    return cursor.fetchone() is not None
 
 
 def forget_worker(cursor: Cursor, id: UUID) -> None:

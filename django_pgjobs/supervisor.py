@@ -406,14 +406,15 @@ class Supervisor:
         if soon >= self.listener.next_probe:
             self.listener.note_probe()
             turn.probe = self.listener.probe_channel
+        if self.listener.commanded:
+            self.listener.commanded = False
+            self.housekeeping.look_now()
+            self.next_renewal = 0.0  # which tells what was asked of us
+        renewing = []
         if soon >= self.next_renewal:
             self.next_renewal = now + self.lease / 4
             turn.announce = "stopping" if self.stopping else "running"
-        renewing = []
-        if turn.announce or self.listener.commanded:
-            if self.listener.commanded:
-                self.housekeeping.look_now()
-            self.listener.commanded = False
+            turn.executors = self.children.told()
             renewing = [held for held in self.held.values() if not held.lost]
             turn.renewals = [held.claim for held in renewing]
         settling = self._take_unsettled(now)
@@ -468,6 +469,8 @@ class Supervisor:
         report = future.result()
         if turn.announce:
             self._vouched(turn.sent_at)
+        if report.stop_asked_by is not None and not self.stopping:
+            self._stop_because(f"Asked to by {store.in_one_line(report.stop_asked_by)}")
         self.one_by_one = False
         self.unanswered_claims = self.unanswered_claims[len(turn.unanswered_claims) :]
         self.dead_sessions = self.dead_sessions[len(turn.dead_sessions) :]
@@ -669,11 +672,7 @@ class Supervisor:
             name = signal.Signals(self.signals.pop(0)).name
             self._look_at_executors()
             if not self.stopping:
-                running = sum(held.started for held in self.held.values())
-                logger.info(
-                    "%s: stopping. %s running jobs have %g s to finish.", name, running, self.options.grace
-                )
-                self._stop(grace=self.options.grace)
+                self._stop_because(name)
             else:
                 logger.info("%s again: stopping at once.", name)
                 self.stop_by = min(self.stop_by, clock())  # and no later, however often we are told
@@ -698,6 +697,11 @@ class Supervisor:
         if (silent := clock() - self.vouched_at) > self.lease / 2:
             return f"The database has not answered for {silent:.0f} s."
         return ""
+
+    def _stop_because(self, why: str) -> None:
+        running = sum(held.started for held in self.held.values())
+        logger.info("%s: stopping. %s running jobs have %g s to finish.", why, running, self.options.grace)
+        self._stop(grace=self.options.grace)
 
     def _stop(self, grace: float) -> None:
         self.stopping = self.children.stopping = True

@@ -10,6 +10,7 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import psycopg
 
@@ -29,6 +30,7 @@ class Turn:
     host: store.Host
     sent_at: float  # by `clock`, just before
     announce: str = ""  # the state to tell of this host
+    executors: list[dict[str, Any]] = field(default_factory=list)  # as they are told along with it
     probe: str = ""
     renewals: list[Claim] = field(default_factory=list)
     progress: list[tuple[Claim, str]] = field(default_factory=list)
@@ -65,13 +67,20 @@ class Report:
     completed: set[int] = field(default_factory=set)  # before, without our having heard of it
     claimed: store.Claimed | None = None
     claim_took: float = 0.0  # seconds
+    stop_asked_by: str | None = None  # who wants this host to stop, if somebody does
 
 
 def carry_out(cursor: Cursor, turn: Turn) -> Report:
     """Run a turn's statements, in the transaction of `cursor`."""
     report = Report()
     if turn.announce:
-        store.announce_worker(cursor, turn.host, state=turn.announce, running=len(turn.renewals))
+        report.stop_asked_by = store.announce_worker(
+            cursor,
+            turn.host,
+            state=turn.announce,
+            running=len(turn.renewals),
+            executors=turn.executors,
+        )
     if turn.probe:
         store.probe(cursor, turn.probe)
     if turn.renewals:

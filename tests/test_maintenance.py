@@ -303,11 +303,15 @@ def test_a_workers_prune_goes_by_the_retentions_in_batches(settings, monkeypatch
 def test_a_host_is_announced_once_and_forgotten():
     host = store.Host(uuid.uuid4(), "box", 7, ["mail"], 2, 4, 10, LEASE, "1.0")
     with connection.cursor() as cursor:
-        store.announce_worker(cursor, host, state="running", running=0)
+        assert store.announce_worker(cursor, host, state="running", running=0) is None
         first = BackgroundWorker.objects.get()
-        store.announce_worker(cursor, host, state="stopping", running=3)
+        assert store.ask_worker_to_stop(cursor, host.id, by="ada")
+        assert not store.ask_worker_to_stop(cursor, host.id, by="bob")
+        executors = [{"pid": 7}]
+        by = store.announce_worker(cursor, host, state="stopping", running=3, executors=executors)
         second = BackgroundWorker.objects.get()
 
+        assert (by, first.executors, second.executors) == ("ada", [], executors)
         assert (first.queues, first.lease, first.state, first.running) == (["mail"], LEASE, "running", 0)
         assert (second.state, second.running, second.started_at) == ("stopping", 3, first.started_at)
         assert second.last_seen_at > first.last_seen_at

@@ -15,8 +15,8 @@ from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
 from django.db import Error, connection, transaction
 
-from django_pgjobs import job
-from django_pgjobs.models import BackgroundJob, BackgroundSchedule
+from django_pgjobs import job, operations
+from django_pgjobs.models import BackgroundJob, BackgroundSchedule, BackgroundWorker
 from tests.factories import make_job
 from tests.jobs import add
 from tests.markdown import REFERENCE, blocks, code, section, table, tables
@@ -93,6 +93,11 @@ def purge() -> None:
     assert not BackgroundJob.objects.filter(status="queued").exists()
 
 
+def stop_a_worker() -> None:
+    worker = BackgroundWorker.objects.get()
+    assert operations.stop_worker(worker, operations.Person("ada"))
+
+
 def act_on_schedules() -> None:
     schedule = BackgroundSchedule.objects.create(name="daily", job_name="tests.jobs.add", cron="0 6 * * *")
     schedule.enabled = False
@@ -123,6 +128,7 @@ ACTS: dict[str, Callable[[], object]] = {  # by what the reference says of them
     "`pausequeue`, `resumequeue`": pause,
     "`purgequeue`": purge,
     "schedules in the admin": act_on_schedules,
+    "asking a worker to stop": stop_a_worker,
     "`sweepjobs`": lambda: command("sweepjobs"),
     "`prunejobs`": lambda: command("prunejobs"),
     "`checkjobs --deploy`": lambda: command("checkjobs", "--deploy"),
@@ -137,6 +143,15 @@ def some_jobs(db: None, settings: Any) -> None:
     settings.PGJOBS = {"LEASE": 0.001}  # so that a server that was just started may be swept
     for status in ("queued", "processing", "completed", "cancelled", "failed", "failed"):
         make_job(status, **{} if status == "queued" else {"updated_at": timedelta(days=-100)})
+    BackgroundWorker.objects.create(
+        hostname="web-1",
+        pid=7,
+        processes=1,
+        threads=4,
+        async_slots=0,
+        lease=timedelta(seconds=60),
+        version="1",
+    )
 
 
 @pytest.fixture

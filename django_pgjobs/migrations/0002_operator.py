@@ -135,4 +135,30 @@ class Migration(migrations.Migration):
                 "verbose_name": "queue",
             },
         ),
+        migrations.AlterModelOptions(
+            name="backgroundworker",
+            options={
+                "default_permissions": ("view",),
+                "permissions": [("stop_worker", "Can ask workers to stop")],
+                "verbose_name": "worker",
+            },
+        ),
+        migrations.AddField(
+            model_name="backgroundworker",
+            name="executors",
+            field=models.JSONField(
+                db_default=models.Value([], models.JSONField()),
+                help_text="Its processes when last seen: pid, state, jobs, and memory in bytes.",
+            ),
+        ),
+        migrations.AddField(
+            model_name="backgroundworker",
+            name="stop_requested_at",
+            field=models.DateTimeField(null=True),
+        ),
+        migrations.AddField(
+            model_name="backgroundworker",
+            name="stop_requested_by",
+            field=models.CharField(db_default="", max_length=255),
+        ),
     ]
