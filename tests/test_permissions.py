@@ -143,15 +143,9 @@ def some_jobs(db: None, settings: Any) -> None:
     settings.PGJOBS = {"LEASE": 0.001}  # so that a server that was just started may be swept
     for status in ("queued", "processing", "completed", "cancelled", "failed", "failed"):
         make_job(status, **{} if status == "queued" else {"updated_at": timedelta(days=-100)})
-    BackgroundWorker.objects.create(
-        hostname="web-1",
-        pid=7,
-        processes=1,
-        threads=4,
-        async_slots=0,
-        lease=timedelta(seconds=60),
-        version="1",
-    )
+    counts = {"pid": 7, "processes": 1, "threads": 4, "async_slots": 0}
+    lease = timedelta(milliseconds=1)  # as well, since a sweep goes by the longest one
+    BackgroundWorker.objects.create(hostname="web-1", lease=lease, version="1", **counts)
 
 
 @pytest.fixture
