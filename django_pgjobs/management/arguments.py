@@ -42,6 +42,15 @@ def duration(text: str) -> timedelta:
     return timedelta(seconds=float(match[1]) * _UNITS[match[2]])
 
 
+def as_duration(span: timedelta) -> str:
+    """The text that `duration` reads as this span: 3d, 90m."""
+    seconds = span.total_seconds()
+    for unit in "dhm":
+        if seconds and not seconds % _UNITS[unit]:
+            return f"{seconds / _UNITS[unit]:.0f}{unit}"
+    return f"{seconds:.15g}s"
+
+
 def instant(text: str) -> datetime | timedelta:
     """A date and time, in the project's time zone unless it has one of its own; or how long ago that was."""
     try:

@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand
 from django_pgjobs import maintenance, store
 from django_pgjobs.conf import config
 from django_pgjobs.lifecycle import Status
-from django_pgjobs.management.arguments import at_least, duration
+from django_pgjobs.management.arguments import as_duration, at_least, duration
 from django_pgjobs.management.stopping import told_to_stop
 
 PRUNABLE = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
@@ -65,7 +65,9 @@ class Command(BaseCommand):
         self, ages: dict[Status, Any], counts: dict[Status, int], *, dry_run: bool, stopped: bool
     ) -> None:
         parts = [
-            f"{counts[status]:,} {status} (older than {ages[status]})" if status in ages else f"{status} kept"
+            f"{counts[status]:,} {status} (older than {as_duration(ages[status])})"
+            if status in ages
+            else f"{status} kept"
             for status in PRUNABLE
         ]
         if self.stdout.isatty() and not dry_run:
