@@ -242,6 +242,8 @@ class Outages:
         pause = min(0.1 * 2.0 ** min(self._failures, 10), 3.0)
         self.not_before = clock() + pause * random.uniform(0.5, 1.0)
         before, self._complaint = self._complaint, str(error).strip()
+        if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn):
+            self._complaint = f"If it has not been migrated, run: manage.py migrate. {self._complaint}"
         if self._complaint != before:
             logger.warning("The database does not answer as it should; trying again. %s", self._complaint)
         if not isinstance(error, psycopg.Error):

@@ -518,7 +518,10 @@ def test_a_worker_waits_for_a_database_that_is_not_there_yet(workers: Workers) -
     execute("ALTER TABLE background_jobs RENAME TO background_jobs_away")
     try:
         worker = workers.start("--drain")
-        worker.until_said("The database does not answer as it should")
+        worker.until_said(
+            "The database does not answer as it should; trying again."
+            ' If it has not been migrated, run: manage.py migrate. relation "background_jobs" does not exist'
+        )
     finally:
         execute("ALTER TABLE background_jobs_away RENAME TO background_jobs")
     job = tasks.note.enqueue("patience")
