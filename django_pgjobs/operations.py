@@ -526,8 +526,8 @@ class Filter:
             "with the exception {!r}": self.exception,
             "with {!r} in their error": self.text,
             "with the unique key {!r}": self.unique_key,
-            "since {}": self.since,
-            "until {}": self.until,
+            "since {:%Y-%m-%d %H:%M:%S %Z}": self.since,
+            "until {:%Y-%m-%d %H:%M:%S %Z}": self.until,
             "after {} attempts or more": self.attempts_from,
             "after {} attempts or fewer": self.attempts_to,
         }
@@ -814,7 +814,7 @@ def pause_queue(name: str, by: Person, reason: str) -> bool:
         if not store.pause(cursor, name, by=by.name, reason=reason):
             return False
         _log(by, {_sentences("Paused", "not paused", "paused", reason): [BackgroundQueue(name=name)]})
-    logger.warning("queue=%r paused by=%r: %s", name, by.name, reason)
+    logger.info("queue=%r paused by=%r: %s", name, by.name, reason)
     return True
 
 
@@ -827,7 +827,7 @@ def resume_queue(name: str, by: Person, reason: str = "") -> store.Pause | None:
             return None
         before = f"paused by {pause.by or 'somebody'}"
         _log(by, {_sentences("Resumed", before, "not paused", reason): [BackgroundQueue(name=name)]})
-    logger.warning("queue=%r resumed by=%r", name, by.name)
+    logger.info("queue=%r resumed by=%r", name, by.name)
     return pause
 
 
