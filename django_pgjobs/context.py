@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -85,7 +86,7 @@ def current_job() -> CurrentJob | None:
 class Running:
     """As a context manager around a body: `current_job()`, its span, the project's own context restored."""
 
-    __slots__ = ("_restored", "_token", "job", "span")
+    __slots__ = ("_pid", "_restored", "_token", "job", "span")
 
     def __init__(self, claim: Claim, report: Report | None = None) -> None:
         self.job = CurrentJob(claim, report)
@@ -96,6 +97,7 @@ class Running:
             self.span = tracing.ProcessSpan(self.job)
 
     def __enter__(self) -> CurrentJob:
+        self._pid = os.getpid()
         self._token: Token[CurrentJob | None] = _current.set(self.job)
         if self.span is not None:
             self.span.enter()
@@ -104,6 +106,8 @@ class Running:
         return self.job
 
     def __exit__(self, *exception: Any) -> None:
+        if os.getpid() != self._pid:
+            os._exit(0)  # a child that the body has forked must not touch what is shared
         try:
             self._restored.__exit__(*exception)
         finally:

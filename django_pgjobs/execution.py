@@ -100,15 +100,10 @@ def _run_plainly(body: Callable[[], Any], abort: ThreadAbort, running: Running, 
 
 
 def _run_body(body: Callable[[], Any], abort: ThreadAbort, running: Running) -> Any:
-    pid = os.getpid()
-    try:
-        with abort, running as job:
-            if signals.job_started.receivers:
-                signals.job_started.send_robust(jobs.find(job.name), job=job)
-            return body()
-    finally:
-        if os.getpid() != pid:
-            os._exit(0)  # a child that the body has forked comes back here, and must not touch what is shared
+    with abort, running as job:
+        if signals.job_started.receivers:
+            signals.job_started.send_robust(jobs.find(job.name), job=job)
+        return body()
 
 
 def _run_atomically(body: Callable[[], Any], abort: ThreadAbort, running: Running, claim: Claim) -> Outcome:

@@ -160,6 +160,18 @@ def fork_and_exit() -> int:
     return os.waitpid(pid, 0)[1]
 
 
+@job(max_attempts=1)
+async def fork_and_wait(path: str) -> None:
+    """The child comes back as if the job were done; the parent goes on until the file exists."""
+    pid = os.fork()
+    if pid == 0:
+        return
+    os.waitpid(pid, 0)
+    await Effect.objects.acreate(what="forked", pid=os.getpid())
+    while not Path(path).exists():
+        await asyncio.sleep(0.01)
+
+
 @job
 def leave_an_orphan(path: str) -> None:
     """Start a process that ends when the file exists, and whose parent has ended long before."""

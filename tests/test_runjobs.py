@@ -554,6 +554,15 @@ def test_a_forked_child_of_a_job_does_not_go_on_as_an_executor(workers: Workers,
     assert worker.stop() == 0
 
 
+def test_a_forked_child_of_an_async_job_does_not_end_the_job(workers: Workers, tmp_path: Path) -> None:
+    """It shares the memory with the marks, by which a job counts as done even if its executor dies then."""
+    workers.start("--processes", "1", *NO_POLLING).until_listening()
+    job = tasks.fork_and_wait.enqueue(str(tmp_path / "go"))
+    os.kill(executor_of("forked"), signal.SIGKILL)
+    until(lambda: job.refresh().status in ("completed", "failed"))
+    assert (job.status, job.crashes) == ("failed", 1)
+
+
 def test_an_async_job_that_cancels_itself_is_settled(workers: Workers) -> None:
     workers.start("--processes", "1", *NO_POLLING).until_listening()
     until(ends_as(tasks.cancel_itself.enqueue(), Status.COMPLETED))
