@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 RESPAWN_LONGEST = 30.0  # seconds between attempts to start executors that die at once
 LOOK_AGAIN = 0.05  # seconds
 END_WITHIN = 5.0  # seconds from the end of an executor's channel to its own, else it is killed
+STOP_WITHIN = 60.0  # the same, once it has nothing left to do and was told so: receivers may still be at work
 
 
 class Held:
@@ -226,6 +227,7 @@ class Child:
         """Let it end once it is done with what it has. One that is about to end by itself is not asked."""
         if not self.stops and not self.deaf:
             self.stops = self.retiring = True
+            self.end_by = clock() + STOP_WITHIN
             self.channel.send([["stop"]])
 
     def kill(self, killed_for: str = "") -> None:
@@ -435,9 +437,10 @@ class Children:
     def events(self) -> Iterator[tuple[Child, News]]:
         """Everything that executors have sent."""
         for child in self:
+            if child.end_by <= clock():
+                logger.warning("Executor %s is killed, since it does not end by itself.", child.pid)
+                child.kill()
             if child.deaf:
-                if child.end_by <= clock():
-                    child.kill()
                 continue
             yield from self.last_events(child)
             if child.channel.has_unsent:

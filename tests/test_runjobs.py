@@ -741,6 +741,30 @@ def test_executors_that_cannot_live_are_started_ever_more_slowly(workers: Worker
     assert worker.stop() == 0
 
 
+def test_executors_that_do_not_end_by_themselves_are_ended(workers: Workers, tmp_path: Path) -> None:
+    """A host that waited for all of them, for ever, would one day have room for no further one."""
+    (tmp_path / "hanging_module.py").write_text(
+        "import threading\n"
+        "from django_pgjobs import children\n"
+        "from django_pgjobs.signals import executor_stopping\n"
+        "children.STOP_WITHIN = 0.2\n"
+        "def hang(**kwargs):\n"
+        "    threading.Event().wait()\n"
+        "executor_stopping.connect(hang)\n"
+    )
+    environment = {
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}",
+        "PGJOBS_TEST_IMPORT": "hanging_module",
+    }
+    worker = workers.start(
+        *ONE_SLOT, "--async-slots", "1", "--max-jobs-per-executor", "1", environment=environment
+    )
+    notes = [tasks.note.enqueue("one of many") for _ in range(12)]
+    until(lambda: all(job.refresh().status == "completed" for job in notes))
+    assert worker.stop() == 0
+    assert worker.said("is killed, since it does not end by itself.")
+
+
 def test_a_broken_job_module_stops_the_start_with_its_traceback(
     child_environment: dict[str, str], tmp_path: Path
 ) -> None:
