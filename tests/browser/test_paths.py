@@ -1,0 +1,229 @@
+"""What people do in the admin, click by click, while a real worker runs the jobs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+
+from django_pgjobs.models import BackgroundJob, BackgroundOperation, BackgroundQueue
+from tests.browser.conftest import Visit
+from tests.browser.visitors import MISSING, SEE, Visitor
+from tests.factories import make_job
+from tests.workers import Workers, until
+
+expect = pytest.importorskip("playwright.sync_api", reason=f"Playwright {MISSING}").expect
+
+ADMIN = "/admin/django_pgjobs/"
+DEAD = f"{ADMIN}deadletter/"
+TIMEOUT = "TimeoutError: the bank has not answered for 30 s"
+
+
+@pytest.fixture(autouse=True)
+def patience() -> None:
+    """A busy machine may take its time; only a test that fails waits for so long."""
+    expect.set_options(timeout=30_000)
+
+
+def dead(count: int, **columns: Any) -> list[int]:
+    """Dead letters that will complete when they are retried."""
+    example = make_job("failed", **({"last_error": TIMEOUT, "error_fingerprint": "bank"} | columns))
+    ids = [example.pk]
+    if count > 1:
+        fields = {
+            field.attname: getattr(example, field.attname)
+            for field in BackgroundJob._meta.concrete_fields
+            if field.attname != "id"
+        }
+        others = BackgroundJob.objects.bulk_create(BackgroundJob(**fields) for _ in range(count - 1))
+        ids += [other.pk for other in others]
+    return ids
+
+
+def statuses(ids: list[int]) -> Counter[str]:
+    return Counter(BackgroundJob.objects.filter(pk__in=ids).values_list("status", flat=True))
+
+
+def until_all(ids: list[int], status: str) -> None:
+    until(lambda: statuses(ids) == {status: len(ids)}, what=f"all jobs to be {status}", deadline=120)
+
+
+def told(visitor: Visitor) -> Any:
+    """What the site says to somebody after an act."""
+    return visitor.page.locator(".messagelist")
+
+
+def test_somebody_finds_out_what_is_wrong_and_puts_it_right(root: Visitor, workers: Workers) -> None:
+    timeouts, others = dead(400), dead(3, last_error="KeyError: 'iban'", error_fingerprint="iban")
+    workers.start().until_listening()
+    page = root.go("/admin/")
+    page.get_by_role("link", name="Overview", exact=True).first.click()
+    wrong = page.get_by_role("region", name="What is wrong")
+    expect(wrong).to_contain_text("dead letters")
+    wrong.get_by_role("link", name="Show").first.click()
+
+    group = page.get_by_role("row").filter(has_text="the bank has not answered")
+    expect(group).to_contain_text("400")
+    group.get_by_role("link", name="the bank has not answered").click()
+    page.get_by_text("Traceback of one of them").click()
+    expect(page.get_by_text("Traceback (most recent call last)")).to_be_visible()
+    page.get_by_role("button", name="Retry all that match …").click()
+
+    expect(page.get_by_role("heading", name="Retry 400 dead letters")).to_be_visible()
+    assert statuses(timeouts) == {"failed": 400}
+    page.get_by_label("Reason").fill("The bank is back.")
+    page.get_by_role("button", name="Retry 400 dead letters").click()
+
+    # The operation, which shows by itself how far it is.
+    expect(page).to_have_url(re.compile("/backgroundoperation/[0-9]+/change/"))
+    expect(page.get_by_text("400 jobs queued again.")).to_be_visible()
+    expect(page.locator(".pgjobs-head").get_by_text("finished")).to_be_visible()
+    expect(page.get_by_text("The bank is back.")).to_be_visible()
+    until_all(timeouts, "completed")
+    assert statuses(others) == {"failed": 3}
+
+    root.go(DEAD + "groups/")
+    expect(page.get_by_text("3 dead letters, with 1 different error.")).to_be_visible()
+    root.go(f"{ADMIN}backgroundjob/{timeouts[0]}/history/")
+    expect(page.locator("#change-history")).to_contain_text("Reason: The bank is back.")
+
+
+def test_a_slow_retry_shows_its_progress_and_can_be_stopped(root: Visitor, workers: Workers) -> None:
+    ids = dead(301)
+    workers.start().until_listening()
+    page = root.go(f"{DEAD}act/retry/")
+    page.get_by_label("At most so many a minute").fill("1")
+    page.get_by_role("button", name="Retry 301 dead letters").click()
+    expect(page.locator(".pgjobs-progress")).to_contain_text("1 of 301")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("Nothing more is changed until somebody resumes it.")).to_be_visible()
+    assert statuses(ids)["failed"] == 300
+    page.get_by_role("button", name="Resume").click()
+    expect(told(root)).to_contain_text("goes on")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+
+
+def test_two_people_retry_the_same_jobs(visit: Visit, workers: Workers) -> None:
+    ids = dead(3)
+    ada, bob = visit("ada", superuser=True), visit("bob", superuser=True)
+    for visitor in (ada, bob):  # both have decided before either of them acts
+        visitor.go(f"{DEAD}act/retry/?job=tests.jobs.add")
+        expect(visitor.page.get_by_role("button", name="Retry 3 dead letters")).to_be_visible()
+    one, other = visit("cy", superuser=True), visit("di", superuser=True)
+    for visitor in (one, other):
+        visitor.go(f"{DEAD}{ids[0]}/change/")
+    ada.page.get_by_role("button", name="Retry 3 dead letters").click()
+    expect(told(ada)).to_contain_text("3 jobs queued again.")
+    bob.page.get_by_role("button", name="Retry 3 dead letters").click()
+    expect(told(bob)).to_contain_text("No job was queued again")
+    for visitor in (one, other):
+        visitor.page.get_by_role("button", name="Retry", exact=True).click()
+        expect(told(visitor)).to_contain_text("1 was skipped because it is no longer failed")
+    workers.start("--drain").wait()
+    assert set(BackgroundJob.objects.values_list("status", "attempts")) == {("completed", 1)}
+    assert Counter(LogEntry.objects.values_list("user__username", flat=True)) == {"ada": 3}
+
+
+def test_jobs_that_a_worker_fails_again_are_retried_once(root: Visitor, workers: Workers) -> None:
+    ids = dead(400, job_name="tests.jobs.boom", payload={"args": ["again"]}, max_attempts=1, attempts=1)
+    workers.start("--threads", "2").until_listening()
+    page = root.go(f"{DEAD}act/retry/?job=tests.jobs.boom")
+    page.get_by_role("button", name="Retry 400 dead letters").click()
+    expect(page.get_by_text("400 jobs queued again.")).to_be_visible()
+    until(
+        lambda: BackgroundJob.objects.filter(pk__in=ids, last_error="ValueError: again").count() == 400,
+        what="all jobs to fail again",
+        deadline=120,
+    )
+    assert statuses(ids) == {"failed": 400}
+    assert LogEntry.objects.count() == 400
+    root.go(f"{DEAD}groups/")
+    expect(page.get_by_role("row").filter(has_text="ValueError: again")).to_contain_text("400")
+
+
+def test_thousands_of_dead_letters_while_workers_run(root: Visitor, workers: Workers) -> None:
+    ids = dead(5000)
+    made = BackgroundJob.objects.bulk_create(
+        BackgroundJob(job_name="tests.jobs.slow", payload={"args": [0.01]}) for _ in range(2000)
+    )
+    workers.start("--processes", "2", "--threads", "4").until_listening()
+    page = root.go(f"{DEAD}groups/")
+    page.get_by_role("link", name=re.compile("^Retry all 5,?000 of")).click()
+    page.get_by_role("button", name="Retry 5,000 dead letters").click()
+    expect(page.get_by_text("5,000 jobs queued again.")).to_be_visible(timeout=120_000)
+    until_all(ids, "completed")
+    until_all([one.pk for one in made], "completed")
+    assert LogEntry.objects.count() == 5000
+
+
+def test_a_queue_is_paused_and_resumed(root: Visitor, workers: Workers) -> None:
+    workers.start().until_listening()
+    make_job(queue_name="mail", run_at=timedelta(hours=1))
+    page = root.go(f"{ADMIN}overview/")
+    page.get_by_role("link", name="Pause queues …").click()
+    page.get_by_label("mail").check()
+    page.get_by_label("Reason").fill("The mail server moves.")
+    page.get_by_role("button", name="Pause").click()
+    expect(told(root)).to_contain_text("The queue 'mail' is paused.")
+    job = make_job(queue_name="mail")
+
+    root.go(f"{ADMIN}overview/")
+    row = page.get_by_role("region", name="Table of queues").get_by_role("row").filter(has_text="mail")
+    expect(row).to_contain_text("by root: The mail server moves.")
+    row.get_by_role("link", name=re.compile("paused")).click()
+    page.get_by_label("Reason").fill("It has moved.")
+    assert job.refresh().status == "queued"
+    page.get_by_role("button", name="Resume").click()
+    expect(told(root)).to_contain_text("The queue 'mail' is resumed.")
+    until_all([job.pk], "completed")
+    page.get_by_role("link", name="History").click()
+    expect(page.locator("#change-history")).to_contain_text("It has moved.")
+
+
+def test_arguments_are_edited_and_the_difference_is_shown(root: Visitor, workers: Workers) -> None:
+    (id,) = dead(1, payload={"args": ["north", 7]})
+    page = root.go(f"{DEAD}{id}/change/")
+    page.get_by_role("link", name="Edit and retry …").click()
+    page.get_by_label("Arguments:", exact=True).fill("[1, 7, 8]")
+    page.get_by_label("Reason").fill("A typing error.")
+    page.get_by_role("button", name="Show what changes").click()
+    expect(page.locator(".errorlist")).to_contain_text("too many positional arguments")
+    page.get_by_label("Arguments:", exact=True).fill("[1, 7]")
+    page.get_by_role("button", name="Show what changes").click()
+    expect(page.get_by_role("heading", name="This is what changes")).to_be_visible()
+    expect(page.locator("del")).to_contain_text('"north"')
+    expect(page.locator("ins")).to_contain_text("1")
+    assert BackgroundJob.objects.get(pk=id).payload == {"args": ["north", 7]}
+    page.get_by_role("button", name="Retry with these arguments").click()
+    expect(told(root)).to_contain_text("1 job queued again.")
+    workers.start("--drain").wait()
+    assert BackgroundJob.objects.get(pk=id).result == 8
+
+
+def test_a_discard_needs_a_reason(root: Visitor) -> None:
+    ids = dead(2)
+    page = root.go(f"{DEAD}groups/")
+    page.get_by_role("link", name="Discard all 2 of").click()
+    reason = page.get_by_label("Reason")
+    page.get_by_role("button", name="Discard 2 dead letters").click()
+    assert reason.evaluate("field => field.validity.valueMissing")  # and so the browser has not sent it
+    assert statuses(ids) == {"failed": 2}
+    reason.fill("Nobody wants last week's reminders.")
+    page.get_by_role("button", name="Discard 2 dead letters").click()
+    expect(told(root)).to_contain_text("2 jobs discarded.")
+    assert statuses(ids) == {"cancelled": 2}
+    assert all("last week's" in entry.change_message for entry in LogEntry.objects.all())
+
+
+# ── Permissions ───────────────────────────────────────────────────────────────────────────────────────────
+
+PAGES = (
+    "overview/", "deadletter/", "deadletter/groups/", "backgroundjob/", "backgroundoperation/",
+    "backgroundqueue/", "backgroundworker/", "backgroundschedule/",
+)  # fmt: skip
