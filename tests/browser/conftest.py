@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from tests.browser.visitors import MISSING, Visitor, open_browser
+from tests.browser.visitors import MISSING, PATIENCE, Visitor, open_browser
 from tests.sessions import session
 from tests.workers import until
 
@@ -37,6 +37,7 @@ def browser() -> Iterator[Browser]:
     with pytest.MonkeyPatch.context() as patch, library.sync_playwright() as playwright:
         # Playwright has an event loop in this thread, which never runs while a test does.
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+        library.expect.set_options(timeout=PATIENCE * 1000)
         with open_browser(playwright) as browser:
             yield browser
 
@@ -61,7 +62,7 @@ def address(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> 
             stderr=subprocess.STDOUT,
         )
     try:
-        yield until(lambda: _address(process, log), what="the site to start")
+        yield until(lambda: _address(process, log), what="the site to start", deadline=PATIENCE)
     finally:
         process.kill()
         process.wait()
@@ -86,7 +87,7 @@ def visit(browser: Browser, address: str, transactional_db: None) -> Iterator[Vi
     yield visit
     for visitor in visitors:
         visitor.context.close()
-    until(_is_quiet, what="the site to answer whatever it was asked")
+    until(_is_quiet, what="the site to answer whatever it was asked", deadline=PATIENCE)
     assert [complaint for visitor in visitors for complaint in visitor.complaints] == []
 
 

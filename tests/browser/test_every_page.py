@@ -1,4 +1,4 @@
-"""What holds for every page of the admin that a link leads to: no secret, no violation, no sideways scrolling."""
+"""What holds for every page of the admin to which links lead, whoever looks at it, and how."""
 
 from __future__ import annotations
 
@@ -42,15 +42,23 @@ SETTLED = "Promise.all(document.getAnimations().map((animation) => animation.fin
 @pytest.fixture
 def site(workers: Workers) -> Client:
     """Something of everything on every page; among it a secret, wherever a job can have one."""
-    given = {"user": "ada", "password": SECRET, "servers": [{"api_key": SECRET, "url": f"https://x:{SECRET}@y"}]}
+    given = {
+        "user": "ada",
+        "password": SECRET,
+        "servers": [{"api_key": SECRET, "url": f"https://x:{SECRET}@y"}],
+    }
     failing = [sign_in.using(max_attempts=1).enqueue(**given).pk for _ in range(2)]
     sign_in.using(run_at=timedelta(hours=1)).enqueue("ada", SECRET)
-    make_job("completed", job_name=sign_in.name, payload={"kwargs": given}, result={"token": SECRET, "is": SECRET})
+    make_job(
+        "completed", job_name=sign_in.name, payload={"kwargs": given}, result={"token": SECRET, "is": SECRET}
+    )
     make_job("cancelled", job_name=sign_in.name, payload={"kwargs": given}, metadata={"cookie": SECRET})
     make_job("processing", job_name=sign_in.name, payload={"kwargs": given}, unique_key=f"ada:{SECRET}")
     for each in range(3):
         make_job("failed", queue_name="mail", last_error=f"Timeout: {'m' * 200}", error_fingerprint=str(each))
-    BackgroundQueue.objects.create(name="mail", paused_at=make_job().created_at, paused_by="ada", reason="x" * 200)
+    BackgroundQueue.objects.create(
+        name="mail", paused_at=make_job().created_at, paused_by="ada", reason="x" * 200
+    )
     BackgroundSchedule.objects.create(
         name="a.schedule.with.a.long.name", job_name=sign_in.name, payload={"kwargs": given}, cron="0 6 * * *"
     )
@@ -58,7 +66,9 @@ def site(workers: Workers) -> Client:
     until(lambda: not BackgroundJob.objects.filter(pk__in=failing).exclude(status="failed").exists())
     worker.stop()
     workers.start("--queue", "nothing").until_listening()
-    operations.begin(RETRY, Filter(queue="mail"), Person("ada"), reason="It is up.", manner=Manner(per_minute=1))
+    operations.begin(
+        RETRY, Filter(queue="mail"), Person("ada"), reason="It is up.", manner=Manner(per_minute=1)
+    )
     root = client_of("crawler", superuser=True)
     edited = {"args": "[]", "kwargs": '{"user": "bob", "password": "[hidden]"}', "reason": "It was bob."}
     page = root.get(f"/admin/django_pgjobs/deadletter/{failing[0]}/edit/")
@@ -99,7 +109,9 @@ def kinds_of(pages: list[str]) -> Iterator[str]:
 
 def complaints(page: Page, **options: Any) -> Iterator[str]:
     """What axe finds on a page that keeps people from using it."""
-    for violation in Axe().run(page, options={"resultTypes": ["violations"], **options}).response["violations"]:
+    for violation in (
+        Axe().run(page, options={"resultTypes": ["violations"], **options}).response["violations"]
+    ):
         for node in violation["nodes"]:
             if violation["impact"] in SEVERE and (violation["id"], *node["target"]) not in NOT_OURS:
                 why = [check["message"] for check in (*node["any"], *node["all"], *node["none"])]

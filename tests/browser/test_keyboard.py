@@ -15,10 +15,10 @@ expect = pytest.importorskip("playwright.sync_api", reason=f"Playwright {MISSING
 FOCUSED = """() => {
   const one = document.activeElement;
   const look = () => {
-    const { outlineStyle, outlineWidth, boxShadow, color, backgroundColor, borderTopColor, textDecorationLine }
-      = getComputedStyle(one);
-    return [outlineStyle === "none" ? 0 : outlineWidth, boxShadow, color, backgroundColor, borderTopColor,
-      textDecorationLine].join();
+    const style = getComputedStyle(one);
+    const outline = style.outlineStyle === "none" ? "" : style.outlineWidth;
+    return [outline, style.boxShadow, style.color, style.backgroundColor, style.borderTopColor,
+      style.textDecorationLine].join();
   };
   one.style.transition = "none";
   const focused = look();

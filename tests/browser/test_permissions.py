@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
@@ -17,7 +19,7 @@ pytest.importorskip("playwright.sync_api", reason=f"Playwright {MISSING}")
 
 # The controls of a page that change something or lead to where something is changed.
 OFFERS = """() => [...document.querySelectorAll(`#content :is(
-  form[method=post] button:not([name=index]), input[type=submit]:not([value=Search]), a.button,
+  form[method=post] button:not([name=index], [hidden]), input[type=submit]:not([value=Search]), a.button,
   .pgjobs-acts a, .pgjobs-question, .addlink, a[href*="/pause/"], [name=action] option:not([value=""])
 )`)].map((one) => one.localName == "input" ? one.value : one.textContent.trim())"""
 
@@ -37,9 +39,15 @@ OFFERED = {
         "deadletter/LETTER/change/": {"Discard …"},
     },
     "cancel_job": {
-        "backgroundjob/": {"Cancel: do not run, or stop running"},
+        "backgroundjob/": {"Cancel: do not run what is queued"},
         "backgroundjob/QUEUED/change/": {"Cancel"},
     },
+    "stop_job": {
+        "backgroundjob/": {"Stop what is running"},
+        "backgroundjob/RUNNING/change/": {"Stop"},
+    },
+    "run_job": {"backgroundjob/QUEUED/change/": {"Run now"}},
+    "duplicate_job": {"backgroundjob/DONE/change/": {"Duplicate"}},
     "edit_job": {"deadletter/LETTER/change/": {"Edit and retry …"}},
     "export_job": {
         "deadletter/": {"Export as CSV", "Export as JSON lines"},
@@ -73,13 +81,14 @@ PAGES = [*dict.fromkeys(path for pages in OFFERED.values() for path in pages), "
 @pytest.fixture
 def ids() -> dict[str, int]:
     """Something on every page to which anything can be done, and what it goes by in the paths above."""
-    letter, queued = make_job("failed").pk, make_job(queue_name="mail").pk
-    now = make_job("completed").created_at
-    BackgroundQueue.objects.create(name="mail", paused_at=now, paused_by="ada")
+    letter, queued = make_job("failed"), make_job(queue_name="mail", run_at=timedelta(hours=1))
+    running, done = make_job("processing"), make_job("completed")
+    BackgroundQueue.objects.create(name="mail", paused_at=done.created_at, paused_by="ada")
     BackgroundQueue.objects.create(name="web")
     BackgroundSchedule.objects.create(name="daily", job_name="tests.jobs.snooze", cron="0 6 * * *")
-    operation = operations.begin(RETRY, Filter(), Person("ada")).pk
-    return {"LETTER": letter, "QUEUED": queued, "OPERATION": operation}
+    operation = operations.begin(RETRY, Filter(), Person("ada"))
+    there = {"LETTER": letter, "QUEUED": queued, "RUNNING": running, "DONE": done, "OPERATION": operation}
+    return {name: one.pk for name, one in there.items()}
 
 
 def address(path: str, ids: dict[str, int]) -> str:
@@ -100,7 +109,8 @@ def test_who_may_only_look_is_offered_nothing_and_can_do_nothing(visit: Visit, i
     for path in (
         "deadletter/LETTER/retry/", "backgroundjob/LETTER/retry/", "deadletter/act/retry/",
         "deadletter/act/discard/", "backgroundjob/act/retry/", "deadletter/LETTER/edit/",
-        "backgroundjob/QUEUED/cancel/", "backgroundqueue/pause/", "backgroundqueue/mail/resume/",
+        "backgroundjob/QUEUED/cancel/", "backgroundjob/QUEUED/run/", "backgroundjob/RUNNING/stop/",
+        "backgroundjob/DONE/duplicate/", "backgroundqueue/pause/", "backgroundqueue/mail/resume/",
         "backgroundoperation/OPERATION/stop/", "backgroundoperation/OPERATION/resume/",
         "backgroundschedule/daily/disable/", "backgroundschedule/daily/run/",
         "backgroundschedule/daily/delete/", "backgroundschedule/add/", "deadletter/LETTER/delete/",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ SEE = (
     "view_backgroundschedule",
     "view_backgroundworker",
 )
+PATIENCE = 120.0  # seconds; only ever waited for by a test that fails
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
 
@@ -81,9 +81,9 @@ class Visitor:
         )
         self.context.expose_binding("complain", lambda source, text: self.complaints.append(text))
         self.context.add_init_script(WATCH)
-        self.context.add_cookies([{"name": settings.SESSION_COOKIE_NAME, "url": address, "value": self._log_in(
-            name, permissions, superuser
-        )}])  # fmt: skip
+        session = self._log_in(name, permissions, superuser)
+        self.context.add_cookies([{"name": settings.SESSION_COOKIE_NAME, "value": session, "url": address}])
+        self.context.set_default_timeout(PATIENCE * 1000)
         self.page: Page = self.context.new_page()
         self.page.on("console", self._read)
         self.page.on("pageerror", lambda error: self._blame("script", str(error)))
@@ -121,10 +121,9 @@ class Visitor:
         """Send a form that no page has offered, and return the status of the answer."""
         token = next(each["value"] for each in self.context.cookies() if each["name"] == "csrftoken")
         answer = self.context.request.post(
-            path, form={"csrfmiddlewaretoken": token, **data}, headers={"Referer": self.address}, max_redirects=0
+            path,
+            form={"csrfmiddlewaretoken": token, **data},
+            headers={"Referer": self.address},
+            max_redirects=0,
         )
         return int(answer.status)
-
-    def text(self) -> str:
-        """What the page says, in one line."""
-        return re.sub(r"\s+", " ", self.page.inner_text("#content"))
