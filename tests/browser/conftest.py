@@ -88,7 +88,8 @@ def visit(browser: Browser, address: str, transactional_db: None) -> Iterator[Vi
     for visitor in visitors:
         visitor.context.close()
     until(_is_quiet, what="the site to answer whatever it was asked", deadline=PATIENCE)
-    assert [complaint for visitor in visitors for complaint in visitor.complaints] == []
+    complaints = [complaint for visitor in visitors for complaint in visitor.complaints]
+    assert not complaints, "\n".join(complaints)
 
 
 def _is_quiet() -> bool:

@@ -17,7 +17,8 @@ from django.urls import resolve
 from django_pgjobs import operations
 from django_pgjobs.models import BackgroundJob, BackgroundQueue, BackgroundSchedule
 from django_pgjobs.operations import RETRY, Filter, Manner, Person
-from tests.browser.visitors import DESKTOP, MISSING, PHONE, Visitor
+from tests.browser.conftest import Visit
+from tests.browser.visitors import MISSING, PHONE
 from tests.factories import make_job
 from tests.jobs import sign_in
 from tests.test_admin import client_of
@@ -32,9 +33,10 @@ SECRET = "correct-horse-battery-staple"
 ALIKE = 2  # addresses that differ in nothing but the values of their parameters, and are looked at
 
 SEVERE = ("serious", "critical")
-NOT_OURS = {
+NOT_OURS = (
     ("label-title-only", "#searchbar"),  # the label that Django gives it is a picture
-}
+    ("link-in-text-block", ".breadcrumbs > "),  # before Django 6.1
+)
 # Colours fade from one into another.
 SETTLED = "Promise.all(document.getAnimations().map((animation) => animation.finished.catch(() => {})))"
 
@@ -113,27 +115,30 @@ def complaints(page: Page, **options: Any) -> Iterator[str]:
         Axe().run(page, options={"resultTypes": ["violations"], **options}).response["violations"]
     ):
         for node in violation["nodes"]:
-            if violation["impact"] in SEVERE and (violation["id"], *node["target"]) not in NOT_OURS:
+            if violation["impact"] in SEVERE and not _is_django(violation["id"], node["target"][0]):
                 why = [check["message"] for check in (*node["any"], *node["all"], *node["none"])]
                 yield f"{violation['help']}: {node['html'][:200]} ({violation['id']} {node['target']} {why})"
 
 
-def test_every_page_is_for_everybody(site: Client, root: Visitor) -> None:
+def _is_django(rule: str, target: str) -> bool:
+    return any(rule == name and target.startswith(place) for name, place in NOT_OURS)
+
+
+def test_every_page_is_for_everybody(site: Client, visit: Visit) -> None:
     """Whoever reads it aloud, in the dark or on a phone, sees all that there is to see, and no secret."""
-    pages = find_pages(site)
+    walker = visit("walker", superuser=True, viewport=PHONE, is_mobile=True, has_touch=True)
+    reader = visit("reader", superuser=True, bypass_csp=True)  # axe brings inline styles of its own
     problems = []
-    for address in kinds_of(pages):
-        page = root.go(address)
-        found = [*complaints(page)]
+    for address in kinds_of(find_pages(site)):
+        page = walker.go(address)
+        found = ["It shows a secret."] if SECRET in page.content() else []
+        if excess := page.evaluate("document.documentElement.scrollWidth - screen.width"):
+            found.append(f"On a phone, it is {excess} pixels too wide.")
+        page = reader.go(address)
+        found += complaints(page)
         page.emulate_media(color_scheme="dark")
         page.evaluate(SETTLED)
         found += [f"In the dark: {each}" for each in complaints(page, runOnly=["color-contrast"])]
         page.emulate_media(color_scheme="light")
-        page.set_viewport_size(PHONE)
-        if excess := page.evaluate("document.documentElement.scrollWidth - innerWidth"):
-            found.append(f"On a phone, it is {excess} pixels too wide.")
-        page.set_viewport_size(DESKTOP)
-        if SECRET in page.content():
-            found.append("It shows a secret.")
         problems += [f"{address}: {each}" for each in found]
     assert not problems, "\n".join(problems)

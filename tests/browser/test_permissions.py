@@ -59,6 +59,11 @@ OFFERED = {
         "backgroundqueue/mail/change/": {"Resume"},
         "backgroundqueue/web/change/": {"Pause …"},
     },
+    "purge_queue": {
+        "backgroundqueue/": {"Purge a queue …"},
+        "backgroundqueue/mail/change/": {"Purge …"},
+        "backgroundqueue/web/change/": {"Purge …"},
+    },
     "enable_schedule": {
         "backgroundschedule/": {
             "Enable: take ticks again, from the next one on", "Disable: take no ticks"
@@ -111,6 +116,7 @@ def test_who_may_only_look_is_offered_nothing_and_can_do_nothing(visit: Visit, i
         "deadletter/act/discard/", "backgroundjob/act/retry/", "deadletter/LETTER/edit/",
         "backgroundjob/QUEUED/cancel/", "backgroundjob/QUEUED/run/", "backgroundjob/RUNNING/stop/",
         "backgroundjob/DONE/duplicate/", "backgroundqueue/pause/", "backgroundqueue/mail/resume/",
+        "backgroundqueue/purge/?queue=mail",
         "backgroundoperation/OPERATION/stop/", "backgroundoperation/OPERATION/resume/",
         "backgroundschedule/daily/disable/", "backgroundschedule/daily/run/",
         "backgroundschedule/daily/delete/", "backgroundschedule/add/", "deadletter/LETTER/delete/",
