@@ -9,7 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 
 from django_pgjobs import operations
-from django_pgjobs.models import BackgroundQueue, BackgroundSchedule
+from django_pgjobs.models import BackgroundQueue, BackgroundSchedule, BackgroundWorker
 from django_pgjobs.operations import RETRY, Filter, Person
 from tests.browser.conftest import Visit
 from tests.browser.visitors import MISSING, SEE, Visitor
@@ -64,6 +64,7 @@ OFFERED = {
         "backgroundqueue/mail/change/": {"Purge …"},
         "backgroundqueue/web/change/": {"Purge …"},
     },
+    "stop_worker": {"backgroundworker/WORKER/change/": {"Ask to stop …"}},
     "enable_schedule": {
         "backgroundschedule/": {
             "Enable: take ticks again, from the next one on", "Disable: take no ticks"
@@ -84,7 +85,7 @@ PAGES = [*dict.fromkeys(path for pages in OFFERED.values() for path in pages), "
 
 
 @pytest.fixture
-def ids() -> dict[str, int]:
+def ids() -> dict[str, object]:
     """Something on every page to which anything can be done, and what it goes by in the paths above."""
     letter, queued = make_job("failed"), make_job(queue_name="mail", run_at=timedelta(hours=1))
     running, done = make_job("processing"), make_job("completed")
@@ -92,21 +93,33 @@ def ids() -> dict[str, int]:
     BackgroundQueue.objects.create(name="web")
     BackgroundSchedule.objects.create(name="daily", job_name="tests.jobs.snooze", cron="0 6 * * *")
     operation = operations.begin(RETRY, Filter(), Person("ada"))
-    there = {"LETTER": letter, "QUEUED": queued, "RUNNING": running, "DONE": done, "OPERATION": operation}
+    worker = BackgroundWorker.objects.create(
+        hostname="web-1", pid=7, processes=1, threads=1, async_slots=0, lease=timedelta(days=1), version="1"
+    )
+    there = {
+        "WORKER": worker,
+        "LETTER": letter,
+        "QUEUED": queued,
+        "RUNNING": running,
+        "DONE": done,
+        "OPERATION": operation,
+    }
     return {name: one.pk for name, one in there.items()}
 
 
-def address(path: str, ids: dict[str, int]) -> str:
+def address(path: str, ids: dict[str, object]) -> str:
     for name, id in ids.items():
         path = path.replace(name, str(id))
     return f"/admin/django_pgjobs/{path}"
 
 
-def offers(visitor: Visitor, path: str, ids: dict[str, int]) -> set[str]:
+def offers(visitor: Visitor, path: str, ids: dict[str, object]) -> set[str]:
     return set(visitor.go(address(path, ids)).evaluate(OFFERS))
 
 
-def test_who_may_only_look_is_offered_nothing_and_can_do_nothing(visit: Visit, ids: dict[str, int]) -> None:
+def test_who_may_only_look_is_offered_nothing_and_can_do_nothing(
+    visit: Visit, ids: dict[str, object]
+) -> None:
     looker = visit("looker", *SEE)
     for path in PAGES:
         assert offers(looker, path, ids) == set(), path
@@ -122,6 +135,7 @@ def test_who_may_only_look_is_offered_nothing_and_can_do_nothing(visit: Visit, i
         "backgroundschedule/daily/delete/", "backgroundschedule/add/", "deadletter/LETTER/delete/",
         "backgroundjob/LETTER/delete/", "deadletter/add/", "deadletter/LETTER/change/",
         "backgroundqueue/web/delete/", "backgroundworker/add/",
+        "backgroundworker/WORKER/stop/",
     ):  # fmt: skip
         assert looker.post(address(path, ids), reason="Because.", queues="web", post="yes") == 403, path
     selected = {"index": "0", "select_across": "1", "_selected_action": str(ids["LETTER"])}
@@ -132,7 +146,7 @@ def test_who_may_only_look_is_offered_nothing_and_can_do_nothing(visit: Visit, i
     assert not LogEntry.objects.exists()
 
 
-def test_each_permission_offers_its_own_acts(visit: Visit, ids: dict[str, int]) -> None:
+def test_each_permission_offers_its_own_acts(visit: Visit, ids: dict[str, object]) -> None:
     visitor = visit("ada", *SEE)
     user = User.objects.get(username="ada")
     for name, expected in OFFERED.items():
