@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 
 from django.contrib.auth.decorators import login_not_required
-from django.db import Error
+from django.db import Error, transaction
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
 from django.views.decorators.cache import never_cache
@@ -32,6 +32,7 @@ COUNTED = "Counted to 10,000 or a little more."
 
 
 @login_not_required  # in the sense of LoginRequiredMiddleware: Prometheus has a token
+@transaction.non_atomic_requests  # so that the patience of a statement can be set
 @never_cache
 @require_safe
 def view(request: HttpRequest) -> HttpResponse:
@@ -39,12 +40,12 @@ def view(request: HttpRequest) -> HttpResponse:
 
     Raises ImproperlyConfigured where prometheus_client is not installed.
     """
-    require_client()
     if not _may_see(request):
         told = f"Send the token of PGJOBS['METRICS_TOKEN'], or log in with the permission {PERMISSION}.\n"
         return HttpResponse(
             told, status=401, content_type="text/plain", headers={"WWW-Authenticate": "Bearer"}
         )
+    require_client()
     alias = config().DATABASE
     try:
         with store.looking(alias, PATIENCE):

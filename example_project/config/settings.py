@@ -62,11 +62,12 @@ else:
     server = embedded_postgres.start(server_name, keep=server_name == "shop")
     DATABASES = {"default": env.db_url_config(server.url())}
 
-# Everything about jobs has a default. These are three of them.
+# Everything about jobs has a default, and these are but some of them.
 PGJOBS = {
     "DATABASE": "default",
     "MAX_ATTEMPTS": 3,
     "COMPLETED_RETENTION": timedelta(days=3),
+    "METRICS_TOKEN": env("METRICS_TOKEN", default=None),
 }
 
 # Receipts go to this SMTP server; `python example_project/backstage/mailbox.py` starts one.
