@@ -47,8 +47,11 @@ def connect() -> None:
 
 def _note(job: CurrentJob, error: JobError | None, **kwargs: Any) -> None:
     if job.name != tell.name:  # which would go on for ever
-        fingerprint = error.fingerprint if error else ""
-        tell.using(queue=config().OPERATIONS_QUEUE).enqueue(job.name, fingerprint)
+        _have_told(job.name, error.fingerprint if error else "")
+
+
+def _have_told(job_name: str, fingerprint: str) -> None:
+    tell.using(queue=config().OPERATIONS_QUEUE).enqueue(job_name, fingerprint)
 
 
 @job(name="django_pgjobs.alerts.tell", max_attempts=10, timeout=300, unique=True)
@@ -61,6 +64,9 @@ def tell(job_name: str, fingerprint: str) -> None:
     own = row.only("created_at", "metadata").get()
     alert = _find(job_name, fingerprint, _told_until(own))
     if alert is None:
+        row.update(unique_key=None)  # a dead letter that comes from now on has a job of its own
+        if _find(job_name, fingerprint, _told_until(own)):
+            _have_told(job_name, fingerprint)  # this one came just before
         return
     import_string(path)(alert)
     row.update(metadata={**own.metadata, "told_until": alert.last_at.isoformat()})

@@ -75,6 +75,27 @@ def test_the_first_of_a_kind_is_told_at_once_and_all_others_together_later() -> 
 
 
 @pytest.mark.usefixtures("connected")
+def test_a_dead_letter_that_comes_after_the_last_look_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds a job that is about to end, and so has none of its own."""
+    find = alerts._find
+    late = ["disk 2 is full"]
+
+    def find_too_early(*kind: Any) -> alerts.Alert | None:
+        found = find(*kind)
+        if found is None and late:
+            jobs.boom.enqueue(late.pop())
+            drain()
+        return found
+
+    jobs.boom.enqueue("disk 1 is full")
+    drain()
+    an_interval_later()
+    monkeypatch.setattr(alerts, "_find", find_too_early)
+    drain()
+    assert told()[1:] == ["1 ValueError: disk 2 is full"]
+
+
+@pytest.mark.usefixtures("connected")
 def test_what_is_tried_again_alarms_nobody(settings: Any) -> None:
     settings.PGJOBS |= {"MAX_ATTEMPTS": 2}
     jobs.boom.enqueue()
