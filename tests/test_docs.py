@@ -37,7 +37,7 @@ from django.core.management.base import BaseCommand
 from django.db import connection, connections
 
 import django_pgjobs
-from django_pgjobs import checks, conf, doctor, exceptions, jobs, payload, sql, supervisor, testing
+from django_pgjobs import checks, conf, doctor, exceptions, jobs, payload, sql, store, supervisor, testing
 from django_pgjobs.lifecycle import REFUNDED, TRANSITIONS, Event, Status, default_backoff
 from django_pgjobs.models import (
     BackgroundJob,
@@ -166,6 +166,13 @@ def test_commands_names_the_options_of_every_command() -> None:
     actions = BaseCommand().create_parser("manage.py", "any")._actions
     names = {name for action in actions for name in action.option_strings if name.startswith("--")}
     assert set(code(intro.partition("\n\n")[0])) == names
+
+
+@pytest.mark.parametrize(("name", "kind"), [("queues", store.QueueStats), ("workers", store.Worker)])
+def test_commands_lists_the_keys_of_jobstats(name: str, kind: Any) -> None:
+    column = f"key of `{name}`"
+    (rows,) = [rows for rows in tables(section(COMMANDS_PAGE, "jobstats")) if column in rows[0]]
+    assert sorted(key for row in rows for key in code(row[column])) == sorted(kind._fields)
 
 
 def test_statuses_lists_the_statuses_in_order() -> None:
