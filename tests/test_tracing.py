@@ -496,8 +496,8 @@ ON = {"TRACING": True}
 
 def exported(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """The spans in a file that executors have written, by job and attempt."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("}")]
+    whole, _, _ = path.read_text().rpartition("\n") if path.exists() else ("", "", "")
+    found = [json.loads(line) for line in whole.splitlines()]
     processed = [span for span in found if span["name"].startswith("process")]
     return {
         (
