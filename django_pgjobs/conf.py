@@ -75,6 +75,8 @@ class Config:
     COMPLETED_RETENTION: timedelta | None = timedelta(days=3)
     FAILED_RETENTION: timedelta | None = None
     CANCELLED_RETENTION: timedelta | None = None
+    # For how long it is kept what people did to many jobs at once, after it is finished; None keeps for ever.
+    OPERATIONS_RETENTION: timedelta | None = timedelta(days=90)
 
     # The dotted path of a module or object whose capture() and restore() carry the project's own context, a
     # request's id say, from where a job is enqueued to where it runs.
@@ -161,7 +163,9 @@ class Config:
             duration = getattr(self, name)
             if not timedelta(0) <= duration <= _LONGEST:
                 yield name, f"{name} is {duration}; it must be from zero to ten years."
-        for name in ("COMPLETED_RETENTION", "FAILED_RETENTION", "CANCELLED_RETENTION"):
+        for name in (
+            "COMPLETED_RETENTION", "FAILED_RETENTION", "CANCELLED_RETENTION", "OPERATIONS_RETENTION",
+        ):  # fmt: skip
             duration = getattr(self, name)
             if duration is not None and not timedelta(0) <= duration <= _LONGEST:
                 yield name, f"{name} is {duration}; it must be from zero to ten years, or None."

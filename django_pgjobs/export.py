@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db.models import Case, QuerySet, TextField, Value, When
 from django.db.models.functions import Cast, Left, Length
 from django.db.models.lookups import LessThan
@@ -21,6 +22,7 @@ from .redaction import HIDDEN, MOST_READ, Redacted
 BATCH = 50  # jobs that are in memory
 MOST_TEXT = 100_000  # characters of an error
 CHUNK = 2_000  # ids that the server hands out at once
+CHUNK_SIZE = 64_000  # characters that are sent at once
 
 PLAIN = (
     "id", "status", "queue_name", "job_name", "priority", "attempts", "max_attempts", "created_at", "run_at",
@@ -104,6 +106,27 @@ def _cell(value: Any) -> Any:
 
 def _plain(value: Any) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def in_chunks(lines: Iterable[str]) -> Iterator[str]:
+    """The same text in larger pieces, since each takes its way through the server."""
+    chunk: list[str] = []
+    size = 0
+    for line in lines:
+        chunk.append(line)
+        size += len(line)
+        if size >= CHUNK_SIZE:
+            yield "".join(chunk)
+            chunk, size = [], 0
+    if chunk:
+        yield "".join(chunk)
+
+
+async def from_async(chunks: Iterator[str]) -> AsyncIterator[str]:
+    """The same for ASGI, which would else gather all of it before it sends anything."""
+    read_next = sync_to_async(lambda: next(chunks, None))
+    while (chunk := await read_next()) is not None:
+        yield chunk
 
 
 FORMS: dict[str, tuple[Callable[[Iterable[dict[str, Any]]], Iterator[str]], str]] = {

@@ -108,10 +108,12 @@ def retentions() -> dict[Status, timedelta]:
 
 
 def prune(cursor: Cursor) -> bool:
-    """Delete one batch of old jobs of each status, and the rows of hosts that are gone.
+    """Delete one batch of old jobs of each status, one of operations, and the rows of hosts that are gone.
 
     Returns whether there may be more.
     """
     store.prune_workers(cursor)
     counts = [store.prune(cursor, status, age=age, limit=BATCH_SIZE) for status, age in retentions().items()]
+    if (age := config().OPERATIONS_RETENTION) is not None:
+        counts.append(store.prune_operations(cursor, age=age, limit=BATCH_SIZE))
     return any(count >= BATCH_SIZE for count in counts)

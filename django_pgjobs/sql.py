@@ -1129,6 +1129,25 @@ SELECT count(*)
 PRUNE = {status: _PRUNE.replace("<status>", status) for status in ("completed", "failed", "cancelled")}
 PRUNABLE = {status: _PRUNABLE.replace("<status>", status) for status in PRUNE}
 
+# The same of operations that are finished.
+PRUNE_OPERATIONS = """
+DELETE FROM background_operations AS operation
+ WHERE operation.id = ANY (ARRAY(
+       SELECT finished.id
+         FROM background_operations AS finished
+        WHERE finished.state = 'finished'
+          AND finished.updated_at < statement_timestamp() - %(age)s::interval
+        ORDER BY finished.id
+        LIMIT %(limit)s))
+"""
+
+PRUNABLE_OPERATIONS = """
+SELECT count(*)
+  FROM background_operations AS operation
+ WHERE operation.state = 'finished'
+   AND operation.updated_at < statement_timestamp() - %(age)s::interval
+"""
+
 # ── Worker hosts ──────────────────────────────────────────────────────────────────────────────────────────
 
 # Say that a host is alive. The first call makes its row; `started_at` stays. Returns whether somebody has

@@ -823,6 +823,18 @@ def prunable(cursor: Cursor, status: Status, *, age: timedelta) -> int:
     return int(cursor.fetchone()[0])
 
 
+def prune_operations(cursor: Cursor, *, age: timedelta, limit: int) -> int:
+    """Delete up to `limit` operations that were finished longer than `age` ago. Returns how many."""
+    cursor.execute(sql.PRUNE_OPERATIONS, {"age": age, "limit": limit})
+    return cursor.rowcount
+
+
+def prunable_operations(cursor: Cursor, *, age: timedelta) -> int:
+    """How many operations `prune_operations` would find."""
+    cursor.execute(sql.PRUNABLE_OPERATIONS, {"age": age})
+    return int(cursor.fetchone()[0])
+
+
 # ── Worker hosts ──────────────────────────────────────────────────────────────────────────────────────────
 
 

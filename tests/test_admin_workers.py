@@ -68,13 +68,13 @@ def test_the_page_of_a_worker_tells_what_it_runs_and_in_which_processes(root: Cl
         {"pid": 4712, "state": "spare", "jobs": 0, "memory": 0},
     ]
     worker = make_worker(queues=["mail", "bank"], executors=executors)
-    old = make_job("processing", worker_id=worker.pk, attempted_at=timedelta(minutes=-10))
-    new = make_job("processing", worker_id=worker.pk, attempted_at=timedelta(minutes=-5))
+    old = make_job("processing", worker_id=worker.pk, attempted_at=timedelta(hours=-10))
+    new = make_job("processing", worker_id=worker.pk, attempted_at=timedelta(hours=-5))
     make_job("processing")
     response = root.get(page_of(worker))
     assert [(job["name"], job["age"]) for job in response.context["jobs"]] == [
-        (f"tests.jobs.add #{old.pk}", "10 min"),
-        (f"tests.jobs.add #{new.pk}", "5 min"),
+        (f"tests.jobs.add #{old.pk}", "10 h"),
+        (f"tests.jobs.add #{new.pk}", "5 h"),
     ]
     text = text_of(response)
     assert "4711 working 2 60.0 MB" in text
@@ -96,9 +96,9 @@ def test_a_silent_worker_is_told_of(root: Client) -> None:
 
 
 def test_one_that_does_not_heed_what_it_was_asked_is_told_of(root: Client) -> None:
-    worker = make_worker()
+    worker = make_worker(lease=timedelta(hours=1))
     worker.stop_requested_by = "ada"
-    for minutes, heeds in ((0, True), (5, False)):
+    for minutes, heeds in ((0, True), (30, False)):
         worker.stop_requested_at = worker.last_seen_at - timedelta(minutes=minutes)
         worker.save()
         text = text_of(root.get(page_of(worker)))

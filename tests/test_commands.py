@@ -11,9 +11,11 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.db.models.functions import Now
+from django.test.utils import override_settings
 
 from django_pgjobs import store
-from django_pgjobs.models import BackgroundQueue, BackgroundWorker
+from django_pgjobs.models import BackgroundOperation, BackgroundQueue, BackgroundWorker
 from tests.factories import make_job, rows
 from tests.sessions import session
 
@@ -89,7 +91,9 @@ def test_prunejobs_goes_by_the_retentions():
         insert(3, status, timedelta(days=4))
     insert(1, "completed", timedelta(days=2))
 
-    assert run("prunejobs") == "Deleted: 3 completed (older than 3d), failed kept, cancelled kept.\n"
+    assert run("prunejobs") == (
+        "Deleted: 3 completed (older than 3d), failed kept, cancelled kept, 0 operations (older than 90d).\n"
+    )
     assert (
         sorted(row["status"] for row in rows().values()) == ["cancelled"] * 3 + ["completed"] + ["failed"] * 3
     )
@@ -99,9 +103,28 @@ def test_prunejobs_goes_by_what_it_is_told():
     for status in ("completed", "failed", "cancelled"):
         insert(3, status, timedelta(hours=2))
 
-    assert run("prunejobs", "--completed", "1h", "--failed=90m", "--cancelled", "1d") == (
-        "Deleted: 3 completed (older than 1h), 3 failed (older than 90m), 0 cancelled (older than 1d).\n"
+    ages = ("--completed", "1h", "--failed=90m", "--cancelled", "1d", "--operations", "2h")
+    assert run("prunejobs", *ages) == (
+        "Deleted: 3 completed (older than 1h), 3 failed (older than 90m), 0 cancelled (older than 1d),"
+        " 0 operations (older than 2h).\n"
     )
+
+
+def test_prunejobs_deletes_operations_that_have_been_finished_for_long():
+    settings = {"OPERATIONS_RETENTION": None}
+    for state in ("running", "stopped", "finished"):
+        for days in (1, 3):
+            operation = BackgroundOperation.objects.create(act="retry", filter={}, state=state)
+            BackgroundOperation.objects.filter(pk=operation.pk).update(
+                updated_at=Now() - timedelta(days=days)
+            )
+    assert "0 operations" in run("prunejobs")
+    with override_settings(PGJOBS=settings):
+        assert run("prunejobs").endswith("operations kept.\n")
+        assert "1 operations (older than" in run("prunejobs", "--operations", "2d", "--dry-run")
+        assert "1 operations (older than" in run("prunejobs", "--operations", "2d", "--batch-size", "1")
+    left = BackgroundOperation.objects.order_by("id").values_list("state", flat=True)
+    assert list(left) == ["running", "running", "stopped", "stopped", "finished"]
 
 
 def test_a_dry_run_of_prunejobs_counts_and_deletes_nothing():
@@ -110,7 +133,7 @@ def test_a_dry_run_of_prunejobs_counts_and_deletes_nothing():
 
     assert run("prunejobs", "--failed", "3d", "--cancelled", "100", "--dry-run") == (
         "Would delete: 1,500 completed (older than 3d), 2 failed (older than 3d),"
-        " 0 cancelled (older than 100s).\n"
+        " 0 cancelled (older than 100s), 0 operations (older than 90d).\n"
     )
     assert len(rows()) == 1502
 
@@ -179,7 +202,8 @@ def test_a_signal_ends_prunejobs_after_its_batch(child_environment, number):
 
     assert (process.returncode, err) == (0, "")
     assert out == (
-        "Deleted: 10 completed (older than 3d), failed kept, cancelled kept. Stopped before the end.\n"
+        "Deleted: 10 completed (older than 3d), failed kept, cancelled kept, 0 operations (older than 90d)."
+        " Stopped before the end.\n"
     )
     assert len(rows()) == 15
 

@@ -8,10 +8,11 @@ import json
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connection, connections
-from django.test import Client
+from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 
 from django_pgjobs import export
@@ -134,3 +135,33 @@ def test_jobs_are_read_a_few_at_a_time() -> None:
         assert len(list(stream)) == export.BATCH * 2
     assert len([query for query in captured if '"payload"' in query["sql"]]) == 3
     assert not connection.in_atomic_block
+
+
+@pytest.mark.django_db(transaction=True)
+def test_under_asgi_what_is_read_is_sent_before_more_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "CHUNK_SIZE", 1)
+    for _ in range(export.BATCH * 2 + 1):
+        make_job("failed")
+    selected = BackgroundJob.objects.latest("pk").pk
+    user = User.objects.create(username="root", is_staff=True, is_superuser=True)
+
+    async def take(captured: CaptureQueriesContext) -> list[bytes]:
+        client = AsyncClient()
+        await client.aforce_login(user)
+        data = {"action": "export_json_lines", "_selected_action": [selected], "index": "0"}
+        response = await client.post(f"{ADMIN}deadletter/", data | {"select_across": "1"})
+        assert response.is_async
+        pieces = aiter(response.streaming_content)
+        first = await anext(pieces)
+        assert len([query for query in captured if '"payload"' in query["sql"]]) == 1
+        return [first, *[piece async for piece in pieces]]
+
+    with CaptureQueriesContext(connections["default"]) as captured:
+        pieces = async_to_sync(take)(captured)
+    assert len(b"".join(pieces).splitlines()) == export.BATCH * 2 + 1
+    assert len([query for query in captured if '"payload"' in query["sql"]]) == 3
+
+
+def test_small_lines_are_sent_together() -> None:
+    assert list(export.in_chunks(["a" * 40_000, "b" * 40_000, "c"])) == ["a" * 40_000 + "b" * 40_000, "c"]
+    assert list(export.in_chunks([])) == []

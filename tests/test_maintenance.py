@@ -9,7 +9,7 @@ from django.db import connection, transaction
 
 from django_pgjobs import maintenance, store
 from django_pgjobs.lifecycle import Event, Status, Verdict
-from django_pgjobs.models import BackgroundWorker
+from django_pgjobs.models import BackgroundOperation, BackgroundWorker
 from tests.factories import claim_of, make_job, rows
 from tests.sessions import session, work
 
@@ -290,11 +290,16 @@ def test_a_workers_prune_goes_by_the_retentions_in_batches(settings, monkeypatch
             make_job(status, updated_at=-timedelta(days=10))
     worker = make_worker(lease=timedelta(minutes=1))
     BackgroundWorker.objects.filter(pk=worker.pk).update(last_seen_at=worker.started_at - timedelta(days=2))
+    for age in (91, 89):
+        operation = BackgroundOperation.objects.create(act="retry", filter={}, state="finished")
+        updated_at = worker.started_at - timedelta(days=age)
+        BackgroundOperation.objects.filter(pk=operation.pk).update(updated_at=updated_at)
 
     with store.own_transaction("default") as cursor:
         assert [maintenance.prune(cursor) for _ in range(2)] == [True, False]
     assert {row["status"] for row in rows().values()} == {"queued", "processing", "failed"}
     assert not BackgroundWorker.objects.exists()
+    assert BackgroundOperation.objects.get() == operation
 
 
 # ── Worker hosts ──────────────────────────────────────────────────────────────────────────────────────────

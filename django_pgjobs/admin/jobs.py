@@ -18,6 +18,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
+from django.core.handlers.asgi import ASGIRequest
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
@@ -28,7 +29,7 @@ from django.views.decorators.http import require_POST
 from .. import operations, store
 from ..conf import config
 from ..exceptions import InvalidArguments
-from ..export import FORMS, jobs_of
+from ..export import FORMS, from_async, in_chunks, jobs_of
 from ..jobs import find
 from ..lifecycle import Status
 from ..models import BackgroundJob, BackgroundSchedule, DeadLetter
@@ -290,7 +291,9 @@ class JobAdmin(ReadOnlyAdmin):
             ids = _selected(request)
             what = f"{len(ids)} of them: {', '.join(map(str, ids))}"
         note_export(Person.of(request.user), f"as {form}: {what}")
-        response = StreamingHttpResponse(write(jobs_of(jobs)), content_type=content_type)
+        chunks = in_chunks(write(jobs_of(jobs)))
+        content = from_async(chunks) if isinstance(request, ASGIRequest) else chunks
+        response = StreamingHttpResponse(content, content_type=content_type)
         response["Content-Disposition"] = f'attachment; filename="jobs.{form}"'
         response["X-Accel-Buffering"] = "no"
         return response
