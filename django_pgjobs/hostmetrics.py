@@ -16,6 +16,8 @@ from .exposition import MOST_QUEUES, OTHER, UNKNOWN, Distribution, Family, count
 from .lifecycle import TRANSITIONS, Event, Status
 from .store import Claim, Claimed, Settlement
 
+MOST_PAIRS = 1000  # of a queue and a job, that have figures of their own
+
 # What may become of a claim.
 VERDICTS = [event for event, (before, _) in TRANSITIONS.items() if before == {Status.PROCESSING}]
 
@@ -61,11 +63,10 @@ class HostMetrics:
         self._tallies: dict[tuple[str, str], Tally] = {}  # by queue and job, as they are labelled
         self._pickups: dict[str, Distribution] = {}  # by queue, as it is labelled
         self._swept = dict.fromkeys((Event.FAIL, Event.BURY), 0)
+        # A counter that is first seen at one is not seen to have risen.
         for name, function in jobs.registry.items():
             if queues is None or function.queue in queues:
-                self._of(
-                    function.queue, name
-                )  # a counter that is first seen at one is not seen to have risen
+                self._of(function.queue, name)
 
     # ── Counting, on the loop ─────────────────────────────────────────────────────────────────────────────
 
@@ -97,9 +98,13 @@ class HostMetrics:
     def _of(self, queue: str, job: str) -> Tally:
         tally = self._tallies.get((queue, job))
         if tally is None:
-            labels = self._label(queue), job if jobs.find(job) else UNKNOWN
-            tally = self._tallies.setdefault(labels, Tally())
+            tally = self._tallies.setdefault(self._labels(queue, job), Tally())
         return tally
+
+    def _labels(self, queue: str, job: str) -> tuple[str, str]:
+        job = job if jobs.find(job) else UNKNOWN
+        labels = self._label(queue), job
+        return labels if labels in self._tallies or len(self._tallies) < MOST_PAIRS else (OTHER, job)
 
     def _pickup(self, queue: str) -> Distribution:
         pickups = self._pickups.get(queue)

@@ -27,7 +27,7 @@ from django.urls import resolve
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from django_pgjobs import conf, doctor, exposition, metrics
+from django_pgjobs import conf, doctor, exposition, hostmetrics, metrics
 from django_pgjobs.endpoint import Answer, Endpoint, Unavailable
 from django_pgjobs.exposition import BOUNDS, MOST_QUEUES, OTHER, UNKNOWN, Distribution
 from django_pgjobs.hostmetrics import VERDICTS, HostMetrics, Now
@@ -162,6 +162,10 @@ def test_a_worker_tells_how_it_is(workers: Workers, tmp_path: Path) -> None:
     assert first("pgjobs_executors_started_total") == 3
     assert first("pgjobs_executors_memory_bytes") > first("pgjobs_executor_memory_max_bytes") > 2**20
     assert first.kinds == {name: kind for name, kind, *_ in documented("A worker")}
+    (line,) = re.findall(r"^\* `purpose` is.*?\.$", (REFERENCE / "metrics.md").read_text(), re.M | re.S)
+    explained = {"purpose", "state", "how"}
+    values = {value for _, labels in first.samples for label, value in labels if label in explained}
+    assert set(code(line)) == explained | values
     second = until(lambda: later(scrape(worker), first, "pgjobs_oldest_claim_age_seconds"))
     (tmp_path / "go").touch()
     last = until(lambda: later(scrape(worker), second, "pgjobs_loop_turns_total"))
@@ -449,6 +453,21 @@ def test_names_that_anyone_may_invent_do_not_all_become_labels() -> None:
     assert {job for _, job in started} == {"tests.tasks.nothing", UNKNOWN}
 
 
+def test_pairs_of_a_queue_and_a_job_are_not_told_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostmetrics, "MOST_PAIRS", 3)
+    counting = HostMetrics([], lambda: pytest.fail("is not asked"))
+    for queue, job in product("abc", ["tests.tasks.nothing", "tests.tasks.note"]):
+        counting.started(claim(queue, job))
+        counting.started(claim(queue, job))
+    assert counted(counting)["pgjobs_started_total"].samples == {
+        ("a", "tests.tasks.nothing"): 2,
+        ("a", "tests.tasks.note"): 2,
+        ("b", "tests.tasks.nothing"): 2,
+        (OTHER, "tests.tasks.note"): 4,
+        (OTHER, "tests.tasks.nothing"): 2,
+    }
+
+
 def test_registered_jobs_are_there_from_the_start() -> None:
     started = counted(HostMetrics(None, lambda: pytest.fail("is not asked")))["pgjobs_started_total"].samples
     assert started["default", "tests.tasks.nothing"] == 0
@@ -510,7 +529,7 @@ def test_the_reference_has_the_values_of_labels_and_the_bounds() -> None:
     text = (REFERENCE / "metrics.md").read_text()
     (line,) = re.findall(r"^\* `verdict` is(.*?)\. What people", text, re.M | re.S)
     assert code(line) == [event.value for event in VERDICTS]
-    assert f"The names of {MOST_QUEUES} queues are told" in text
+    assert f"The names of {MOST_QUEUES} queues are told, and {hostmetrics.MOST_PAIRS:,} pairs" in text
     assert {OTHER, UNKNOWN} <= set(code(text))
     bounds = "5, 10, 25, 50, 100, 250 and 500 ms, 1, 2.5, 5, 10, 30 and 60 s, 5 and 15 minutes, and an hour"
     assert bounds in " ".join(text.split())
