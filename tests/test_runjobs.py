@@ -711,6 +711,7 @@ def test_reload_starts_again_when_code_changes(workers: Workers, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--queue", ""], "'' must be the name of a queue, of 1 to 255 characters."),
         (["--processes", "0"], "'0' must be a whole number, at least 1."),
         (["--threads", "many"], "'many' must be a whole number, at least 1."),
         (["--grace", "-1"], "must be a number of seconds"),

@@ -22,6 +22,7 @@ from django_pgjobs.management.arguments import (
     duration,
     file_path,
     local_address,
+    queue_name,
     size,
     some_time,
 )
@@ -34,7 +35,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add = parser.add_argument
-        add("--queue", action="append", metavar="NAME", dest="queues",
+        add("--queue", action="append", type=queue_name, metavar="NAME", dest="queues",
             help="Serve this queue only. Repeat it for several; those listed first go first.")  # fmt: skip
         add("--processes", type=at_least(1), default=default_processes(), metavar="N",
             help="Executor processes, beside a warm spare (here by default: %(default)s).")  # fmt: skip
