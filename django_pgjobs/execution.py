@@ -17,6 +17,7 @@ import os
 import re
 import textwrap
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -35,8 +36,10 @@ from .exceptions import GiveUp, JobStopped, JobTimeout, Retry, Snooze
 from .lifecycle import (
     NO_RESULT,
     Completed,
+    Crashed,
     Event,
     Failed,
+    Interrupted,
     JobError,
     Outcome,
     Snoozed,
@@ -204,16 +207,46 @@ async def _awaited(body: Callable[[], Any]) -> Any:
 
 
 def announce(claim: Claim, event: Event, duration: float | None, error: JobError | None) -> None:
-    """Tell the receivers of signals, once it is committed, what became of an attempt."""
+    """Tell the receivers of signals, once it is committed, what became of an attempt.
+
+    Where attempts are traced, one that could not end its span itself gets one here.
+    """
+    if _lacks_its_span(event, duration, error):
+        from . import tracing
+
+        began = claim.claimed_at if duration is None else time.time() - duration
+        outcome = Interrupted() if error is None else Crashed(error)
+        span = tracing.ProcessSpan(CurrentJob(claim), began)
+        span.end(outcome, Redacted(claim.job_name, claim.payload).text)
     for signal in (signals.job_finished, *([signals.job_buried] if event is Event.BURY else [])):
         signal.send_robust(
             jobs.find(claim.job_name), job=CurrentJob(claim), event=event, duration=duration, error=error
         )
 
 
-def is_heard_of(event: Event) -> bool:
-    """Whether somebody wants to be told of an end of an attempt."""
-    return bool(signals.job_finished.receivers or (event is Event.BURY and signals.job_buried.receivers))
+def is_heard_of(event: Event, duration: float | None, error: JobError | None) -> bool:
+    """Whether an end of an attempt is to be announced."""
+    return bool(
+        signals.job_finished.receivers
+        or (event is Event.BURY and signals.job_buried.receivers)
+        or _lacks_its_span(event, duration, error)
+    )
+
+
+def may_be_heard_of() -> bool:
+    """Whether there are ends of attempts that are to be announced."""
+    return bool(signals.job_finished.receivers or signals.job_buried.receivers or config().TRACING)
+
+
+def _lacks_its_span(event: Event, duration: float | None, error: JobError | None) -> bool:
+    """Whether an attempt is traced, and the process that ran it has died with it.
+
+    Such an error has no fingerprint, since no executor has described it. What never started took no time.
+    """
+    if not config().TRACING or duration == 0.0:
+        return False
+    is_failure = event in (Event.FAIL, Event.BURY)
+    return event is Event.INTERRUPT or (is_failure and error is not None and not error.fingerprint)
 
 
 def _prepare(claim: Claim) -> jobs.Call | Outcome:

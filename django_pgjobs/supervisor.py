@@ -327,9 +327,9 @@ class Supervisor:
             self.news.clear()
 
     def _expects_news(self) -> bool:
-        """Whether something will be settled, or has been, that receivers have not been told."""
-        waiting = self.news or self.unsettled or self.pending
-        return bool(waiting and execution.is_heard_of(Event.BURY))
+        """Whether something will be settled, or has been, that is to be announced."""
+        waiting = self.unsettled or self.pending
+        return bool(self.news or (waiting and execution.may_be_heard_of()))
 
     def _abort(self, held: Held) -> None:
         """End a job that somebody has asked to stop, or that may be running elsewhere."""
@@ -557,7 +557,7 @@ class Supervisor:
             self._tell(claim, verdict, None)
 
     def _tell(self, claim: store.Claim, verdict: Verdict, duration: float | None) -> None:
-        if execution.is_heard_of(verdict.event):
+        if execution.is_heard_of(verdict.event, duration, verdict.error):
             self.news.append(Finished(claim, verdict.event, duration, verdict.error))
 
     def _lose(self, held: Held) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 
 from .conf import SETTING
-from .lifecycle import Failed, Outcome
+from .lifecycle import Crashed, Failed, Outcome
 from .signals import executor_stopping
 
 try:
@@ -96,11 +96,14 @@ def carry(context: dict[str, Any]) -> dict[str, Any]:
 
 
 class ProcessSpan:
-    """The span of one attempt. Starts when it is made, is the current one from `enter` to `leave`."""
+    """The span of one attempt. It is the current one from `enter` to `leave`.
+
+    It begins as it is made, or has begun at a time in seconds of the epoch.
+    """
 
     __slots__ = ("_span", "_token")
 
-    def __init__(self, job: CurrentJob) -> None:
+    def __init__(self, job: CurrentJob, began: float | None = None) -> None:
         self._span: trace.Span = trace.INVALID_SPAN
         self._token: Any = None
         attributes = _attributes("process", job.name, job.queue) | {
@@ -117,6 +120,7 @@ class ProcessSpan:
                 trace.SpanKind.CONSUMER,
                 attributes,
                 links=[trace.Link(creation)] if creation.is_valid else [],
+                start_time=None if began is None else int(began * 1e9),
             )
 
     def enter(self) -> None:
@@ -131,7 +135,7 @@ class ProcessSpan:
             return
         with _harmless():
             self._span.set_attribute(f"messaging.{SYSTEM}.outcome", type(outcome).__name__.lower())
-            if isinstance(outcome, Failed):
+            if isinstance(outcome, Failed | Crashed):
                 class_, message = outcome.error.exception, shown(outcome.error.message)
                 event = {"exception.type": _without_builtins(class_), "exception.message": message}
                 if outcome.error.traceback:

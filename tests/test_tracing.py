@@ -17,9 +17,11 @@ from asgiref.sync import async_to_sync
 from django.db.models.functions import Now
 from django.test import override_settings
 
-from django_pgjobs import GiveUp, InvalidArguments, Retry, Snooze, current_job, job, store
+from django_pgjobs import GiveUp, InvalidArguments, Retry, Snooze, current_job, execution, job, store
 from django_pgjobs.checks import check_settings
+from django_pgjobs.lifecycle import Event, JobError
 from django_pgjobs.models import BackgroundJob, BackgroundSchedule
+from django_pgjobs.store import Claim
 from django_pgjobs.testing import drain
 from django_pgjobs.ticking import Ticker
 from tests import tasks
@@ -378,6 +380,42 @@ def test_a_job_of_a_schedule_starts_a_trace() -> None:
     assert spans("send") == []
 
 
+@pytest.mark.usefixtures("tracing")
+@pytest.mark.parametrize(
+    ("event", "duration", "error", "outcome"),
+    [
+        (Event.FAIL, 2.0, JobError("", "executor died with signal 9"), "crashed"),
+        (Event.BURY, None, JobError("", "Worker timeout detected"), "crashed"),
+        (Event.INTERRUPT, 2.0, None, "interrupted"),
+        (Event.FAIL, 2.0, JobError("builtins.ValueError", "as ever", fingerprint="abc"), None),
+        (Event.BURY, 0.0, JobError("", "It never started."), None),
+        (Event.COMPLETE, 2.0, None, None),
+    ],
+)
+def test_an_attempt_that_ends_with_its_process_has_a_span_from_elsewhere(
+    event: Event, duration: float | None, error: JobError | None, outcome: str | None
+) -> None:
+    context = json.dumps({"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"})
+    claim = Claim(7, None, 2, 3, "tracing.look", "default", "{}", claimed_at=1e9, context=context)
+    assert execution.is_heard_of(event, duration, error) is (outcome is not None)
+    execution.announce(claim, event, duration, error)
+    if outcome is None:
+        assert spans() == []
+        return
+    span = only("process")
+    assert (format_trace_id(trace_of(span)), parent_of(span)) == ("ab" * 16, int("cd" * 8, 16))
+    assert attributes_of(span)["messaging.django_pgjobs.outcome"] == outcome
+    assert attributes_of(span)["messaging.django_pgjobs.attempt"] == 2
+    assert attributes_of(span).get("error.type") == (error and "_OTHER")
+    assert span.status.description == (error and error.message)
+    assert span.start_time is not None
+    if duration is None:
+        assert span.start_time == int(1e18)
+    else:
+        assert span.end_time is not None
+        assert span.end_time - span.start_time >= duration * 1e9
+
+
 @pytest.mark.django_db
 @pytest.mark.usefixtures("tracing")
 def test_a_job_that_nobody_knows_has_no_span() -> None:
@@ -539,6 +577,21 @@ def test_executors_export_their_spans_before_they_end(
         assert span["status"]["status_code"] == ("ERROR" if fails else "UNSET")
     ran_in = {span["resource"]["attributes"]["process.pid"] for span in processed.values()}
     assert bool(before_fork) is (ran_in != set(Effect.objects.values_list("pid", flat=True)))
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("tracing")
+def test_an_attempt_that_kills_its_executor_is_in_the_trace(workers: Workers, tmp_path: Path) -> None:
+    path = tmp_path / "spans"
+    killer = tasks.kill_executor.using(max_attempts=1).enqueue()
+    options = ["--processes", "1", "--drain"]
+    worker = workers.start(*options, settings=ON, environment={"PGJOBS_TEST_SPANS": str(path)})
+    assert worker.wait() == 0, worker.log.read_text()
+    ((key, span),) = exported(path).items()
+    assert key == (str(killer.pk), 1)
+    assert span["parent_id"] == f"0x{format_span_id(id_of(only('send')))}"
+    assert span["status"]["status_code"] == "ERROR"
+    assert span["status"]["description"].startswith("executor died with signal 9")
 
 
 # ── The guide ─────────────────────────────────────────────────────────────────────────────────────────────
