@@ -44,6 +44,9 @@ R = TypeVar("R")
 # (exception, claim) -> seconds, a timedelta, or None to give up
 BackoffCallable = Callable[[BaseException, store.Claim], "float | timedelta | None"]
 
+# (the arguments of a job) -> the values among them that people do not get to see
+Redact = Callable[..., "Iterable[Any] | None"]
+
 # What @job(schedule=...) takes, alone or several of them.
 When = str | timedelta | Schedule
 
@@ -79,6 +82,7 @@ class JobFunction(Generic[P, R]):
     max_wait: float | timedelta | None = None
     run_at: datetime | timedelta = timedelta(0)
     schedules: tuple[Schedule, ...] = ()
+    redact: Redact | None = None
     is_async: bool = field(init=False, repr=False)
     signature: inspect.Signature = field(init=False, repr=False)
     uniqueness: Uniqueness | None = field(init=False, repr=False)
@@ -401,6 +405,7 @@ def job(
     max_wait: float | timedelta | None = None,
     schedule: When | Sequence[When] | None = None,
     timezone: str | None = None,
+    redact: Redact | None = None,
 ) -> Callable[[Callable[P, R]], JobFunction[P, R]]: ...
 def job(
     func: Callable[..., Any] | None = None,
@@ -424,6 +429,7 @@ def job(
     max_wait: float | timedelta | None = None,
     schedule: When | Sequence[When] | None = None,
     timezone: str | None = None,
+    redact: Redact | None = None,
 ) -> Any:
     """Make a function, plain or async, a job function.
 
@@ -454,6 +460,8 @@ def job(
     schedule       when it runs by itself: a cron text, an interval as a timedelta, a Schedule, which may have
                    arguments, or several of these
     timezone       of the cron texts, such as "Europe/Vienna"; by default settings.TIME_ZONE
+    redact         a function, called with the arguments, that returns the values among them which people do
+                   not get to see, besides those that PGJOBS["REDACT"] names
 
     Raises DuplicateJobName, or ValueError for an option that cannot work.
     """
@@ -481,6 +489,7 @@ def job(
             debounce=debounce,
             max_wait=max_wait,
             schedules=_schedules(own_name, schedule, timezone),
+            redact=redact,
         )
         register(function)
         return function
@@ -648,6 +657,9 @@ def _problems(option: str, value: Any) -> Iterator[str]:
             for class_ in value:
                 if not isinstance(class_, type) or not issubclass(class_, BaseException):
                     yield f"{option} must hold exception classes, not {class_!r}."
+        case "redact":
+            if value is not None and (not callable(value) or iscoroutinefunction(value)):
+                yield f"redact is {value!r}; it must be a plain function of the job's arguments."
         case "run_at":
             yield from _run_at_problems(value)
 

@@ -1,4 +1,5 @@
-"""What people do not get to see of a job: the values whose names `PGJOBS["REDACT"]` has, wherever they occur.
+"""What people do not get to see of a job: the values whose names `PGJOBS["REDACT"]` has, wherever they occur,
+and those that the job function's own `redact` returns.
 
 The row in the table stays as it is, since workers need it. Pages, logs and exports ask here before they show
 any of it. What cannot be searched for secrets, because it is too large or cannot be read, is not shown.
@@ -7,6 +8,7 @@ any of it. What cannot be searched for secrets, because it is too large or canno
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import translate
@@ -17,7 +19,10 @@ from urllib.parse import quote
 
 from . import jobs
 from .conf import config, folded
-from .payload import clean_text
+from .payload import clean_text, decode_arguments
+from .store import in_one_line
+
+logger = logging.getLogger(__name__)
 
 HIDDEN = "[hidden]"
 MOST_READ = 2_000_000  # characters of a payload that are searched for secrets
@@ -28,11 +33,6 @@ MOST_PARTS = 20_000  # comparisons of a secret with the end of a part of a text
 PART = 8  # characters by which a part of a secret is found where a text was cut
 
 
-def is_on() -> bool:
-    """Whether anything is hidden at all."""
-    return bool(config().REDACT)
-
-
 class Redacted:
     """A job as it may be shown. Made of its name and its payload, a JSON text; None where that was not read.
 
@@ -41,22 +41,45 @@ class Redacted:
 
     def __init__(self, job_name: str, payload: str | None) -> None:
         self._pattern = _pattern(config().REDACT)
+        function = jobs.find(job_name)
+        self._own = None if function is None else function.redact
+        self._own_values: set[str] = set()  # that it has returned
         self._verdicts: dict[str, bool] = {}  # by name
         self.hidden: set[str] = set()  # values
         self._secrets: list[str] = []  # as they may stand in a text, the longest first
         self._work = MOST_WORK
         self.stored = None if payload is None or len(payload) > MOST_READ else _read(payload)
         self._is_blind = self.stored is None
+        if self._own is not None and payload is not None and not self._is_blind:
+            self._ask(self._own, job_name, payload)
         self.payload = self.value(self.stored, job_name)
+
+    @property
+    def hides_nothing(self) -> bool:
+        """Whether there is nothing to be hidden of such a job, whatever it has."""
+        return self._pattern is None and self._own is None
+
+    def _ask(self, own: jobs.Redact, job_name: str, payload: str) -> None:
+        """Have the job function's own `redact` say what is secret. Where it cannot, everything is."""
+        try:
+            args, kwargs = decode_arguments(payload)
+            told = own(*args, **kwargs)
+            values = told if isinstance(told, str | dict) else list(told or ())
+            self._own_values.update(filter(None, _leaves(values)))
+        except Exception as error:  # its text may have a secret
+            text = "The redact= of the job %s raised %s, so nothing of the arguments is shown."
+            logger.warning(text, in_one_line(job_name), type(error).__name__)
+            self._is_blind = True
+        self.hidden |= self._own_values
 
     def value(self, value: Any, job_name: str | None = None) -> Any:
         """JSON that belongs to the job, such as its result, without secrets.
 
         With `job_name` it is a call, whose positional arguments have the names of the function's parameters.
         """
-        if self._pattern is None:
+        if self.hides_nothing:
             return value
-        if value is None and self._is_blind:
+        if self._is_blind and (value is None or job_name is not None):
             return HIDDEN
         try:
             shown = self._by_name(value) if job_name is None else self._call(job_name, value)
@@ -68,13 +91,14 @@ class Redacted:
 
     def text(self, text: str, *, is_cut: bool = False) -> str:
         """A text about the job, such as a traceback, without secrets; with `is_cut`, the beginning of one."""
-        if self._pattern is None or not text:
+        if self.hides_nothing or not text:
             return text
         self._work -= (1 + len(self._secrets)) * (1 + len(text) // 1000)
         if self._is_blind or self._work < 0:
             return HIDDEN
-        text = _USER_INFO.sub(rf"\1{HIDDEN}@", text)
-        text = _NAMED.sub(self._hide_if_named, text)
+        if self._pattern is not None:
+            text = _USER_INFO.sub(rf"\1{HIDDEN}@", text)
+            text = _NAMED.sub(self._hide_if_named, text)
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         return _without_parts(text, self._secrets, is_cut)
@@ -94,8 +118,9 @@ class Redacted:
     # ── By name ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _is_secret(self, name: str) -> bool:
+        if self._pattern is None:
+            return False
         if name not in self._verdicts:
-            assert self._pattern is not None
             self._verdicts[name] = self._pattern.match(folded(name)) is not None
         return self._verdicts[name]
 
@@ -140,6 +165,8 @@ class Redacted:
         self._secrets = sorted(forms, key=len, reverse=True)
 
     def _in_texts(self, value: Any) -> Any:
+        if isinstance(value, str | int | float) and str(value) in self._own_values:
+            return HIDDEN
         if isinstance(value, str):
             return value if value == HIDDEN else self.text(value)
         if isinstance(value, dict):

@@ -76,6 +76,7 @@ def test_a_job_function_has_the_defaults_of_the_reference():
         "max_wait": None,
         "run_at": timedelta(0),
         "schedules": (),
+        "redact": None,
         "is_async": False,
         "signature": inspect.signature(function.func),
         "uniqueness": None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from html import unescape
 from typing import Any
@@ -15,7 +16,7 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import Client
 
-from django_pgjobs import jobs
+from django_pgjobs import job, jobs
 from django_pgjobs.models import BackgroundJob, BackgroundSchedule
 from django_pgjobs.payload import clean_text
 from django_pgjobs.redaction import HIDDEN, MOST_SECRETS, Redacted
@@ -68,6 +69,112 @@ def test_patterns(settings: Any, pattern: str, name: str) -> None:
     settings.PGJOBS = {"REDACT": [pattern]}
     hidden = redacted("ada", "open", **{name: 123456}).payload["kwargs"][name] == HIDDEN
     assert hidden is (pattern not in ("api_key", "c?v") or name == "cvv")
+
+
+# By the job's own word
+
+
+@pytest.fixture
+def visit() -> Iterator[Callable[..., None]]:
+    """Makes a job function whose `redact` is given."""
+
+    def declare(redact: Any) -> None:
+        job(name="clinic.visit", redact=redact)(lambda who, note=None, password=None: None)
+
+    yield declare
+    jobs.registry.pop("clinic.visit", None)
+
+
+def seen(*args: Any, **kwargs: Any) -> Redacted:
+    return redacted(*args, job_name="clinic.visit", **kwargs)
+
+
+def test_a_job_says_itself_which_of_its_values_are_secret(visit: Callable[..., None], settings: Any) -> None:
+    visit(lambda who, note, password: [who, note["private"]])
+    note = {"private": ["diabetes", 42], "open": {"age": 42, "years": 420, "also": "diabetes"}}
+    for names in (["*password*"], []):
+        settings.PGJOBS = {"REDACT": names}
+        shown = seen("ada", note=note, password="blue sky")
+        assert shown.payload["args"] == [HIDDEN]
+        assert shown.payload["kwargs"]["note"] == {
+            "private": [HIDDEN, HIDDEN],
+            "open": {"age": HIDDEN, "years": 420, "also": HIDDEN},
+        }
+        assert shown.payload["kwargs"]["password"] == (HIDDEN if names else "blue sky")
+        assert shown.value({"found": "diabetes", "count": 42, "name": "adam"}) == {
+            "found": HIDDEN, "count": HIDDEN, "name": "adam"
+        }  # fmt: skip
+        assert shown.text("ValueError: diabetes!") == f"ValueError: {HIDDEN}!"
+
+
+@pytest.mark.parametrize("told", [None, (), [], [None], [True], [""], ""])
+def test_a_job_may_have_no_secret(visit: Callable[..., None], told: Any) -> None:
+    visit(lambda who, note=None: told)
+    assert seen("ada", note=[True, ""]).payload == {"args": ["ada"], "kwargs": {"note": [True, ""]}}
+
+
+@pytest.mark.parametrize("told", ["ada", {"who": "ada"}, {"ada"}, ("ada",), iter(["ada"]), [["ada"]]])
+def test_what_a_job_says_may_have_any_form(visit: Callable[..., None], told: Any) -> None:
+    visit(lambda who, note=None: told)
+    assert seen("ada", note="a d").payload == {"args": [HIDDEN], "kwargs": {"note": "a d"}}
+
+
+@pytest.mark.parametrize("settings_of_names", [[], ["*password*"]])
+def test_where_a_job_cannot_say_it_nothing_is_shown(
+    visit: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    settings: Any,
+    settings_of_names: list[str],
+) -> None:
+    settings.PGJOBS = {"REDACT": settings_of_names}
+
+    def fails(who: str, note: Any = None) -> None:
+        raise LookupError(who)
+
+    visit(fails)
+    for shown in (seen("ada"), seen("ada", another=1), seen()):
+        assert shown.payload == HIDDEN
+        assert shown.value({"result": "ada"}) == {"result": HIDDEN}
+        assert shown.text("KeyError: ada") == HIDDEN
+        assert shown.summary("KeyError: ada") == f"KeyError: {HIDDEN}"
+    assert "redact= of the job clinic.visit raised LookupError" in caplog.text
+    assert "ada" not in caplog.text
+
+
+def test_arguments_of_which_a_job_cannot_say_what_is_secret_cannot_be_edited(
+    visit: Callable[..., None], db: None
+) -> None:
+    visit(lambda who, note=None: 1 / 0)
+    dead = make_job("failed", job_name="clinic.visit", payload={"args": [SECRET]}, last_error=SECRET)
+    root = User.objects.create(username="root", is_staff=True, is_superuser=True)
+    client = Client()
+    client.force_login(root)
+    page = client.get(f"{ADMIN}deadletter/{dead.pk}/change/")
+    assert SECRET not in page.content.decode()
+    response = client.get(f"{ADMIN}deadletter/{dead.pk}/edit/", follow=True)
+    assert "Nobody can tell which of the arguments are secret" in response.content.decode()
+    schedule = BackgroundSchedule.objects.create(
+        name="daily", job_name="clinic.visit", cron="0 6 * * *", payload={"args": [SECRET]}
+    )
+    url = f"{ADMIN}backgroundschedule/daily/change/"
+    assert SECRET not in client.get(url).content.decode()
+    data = {"job_name": "clinic.visit", "cron": "0 7 * * *", "args": "", "kwargs": "", "missed": "once"}
+    response = client.post(url, data)
+    assert "Nobody can tell which of the stored arguments are secret." in unescape(response.content.decode())
+    schedule.refresh_from_db()
+    assert (schedule.payload, schedule.cron) == ({"args": [SECRET]}, "0 6 * * *")
+
+
+@pytest.mark.parametrize("impossible", [7, "names", ["note"]])
+def test_what_says_it_is_a_function(impossible: Any) -> None:
+    with pytest.raises(ValueError, match="must be a plain function of the job's arguments"):
+        job(name="clinic.visit", redact=impossible)(lambda who: None)
+
+    async def later(who: str) -> list[str]:
+        return [who]
+
+    with pytest.raises(ValueError, match="must be a plain function"):
+        job(name="clinic.visit", redact=later)(lambda who: None)
 
 
 def test_nothing_is_hidden_where_nothing_is_to_be(settings: Any) -> None:

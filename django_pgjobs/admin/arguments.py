@@ -106,7 +106,10 @@ def arguments_of(job: BackgroundJob) -> Redacted:
         decode_arguments(text.shown)
     except ValueError as error:
         raise Uneditable(str(error)) from None
-    return Redacted(job.job_name, text.shown)
+    redacted = Redacted(job.job_name, text.shown)
+    if not isinstance(redacted.payload, dict):
+        raise Uneditable("Nobody can tell which of the arguments are secret, so they are not shown.")
+    return redacted
 
 
 def as_texts(redacted: Redacted) -> dict[str, str]:
@@ -126,8 +129,13 @@ class Line(NamedTuple):
 
 def difference(before: Redacted, after: Redacted) -> list[Line]:
     """What differs between two versions of the arguments of a job; nothing where they are equal."""
+    nothing: dict[str, Any] = {"args": [], "kwargs": {}}
     old, new = (
-        json.dumps({"args": [], "kwargs": {}} | each.payload, indent=2, ensure_ascii=False).splitlines()
+        json.dumps(
+            nothing | each.payload if isinstance(each.payload, dict) else each.payload,
+            indent=2,
+            ensure_ascii=False,
+        ).splitlines()
         for each in (before, after)
     )
     _, _, *lines = [*difflib.unified_diff(old, new, lineterm="")] or ["", ""]

@@ -14,7 +14,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.timesince import timesince
 
-from .. import jobs, redaction, store
+from .. import jobs, store
 from ..conf import config
 from ..doctor import in_words as duration_in_words
 from ..lifecycle import Status
@@ -123,7 +123,7 @@ class JobPage:
             is_cut = text.cut or len(text.shown) > MOST_TEXT
             shown = self.redacted.text(text.shown[:MOST_TEXT], is_cut=is_cut)
         elif (value := _read(text)) is None:
-            if redaction.is_on() and text.shown != "null":
+            if not self.redacted.hides_nothing and text.shown != "null":
                 return Preview(HIDDEN, f"It has {size}, and could not be searched for secrets.")
             shown, is_cut = text.shown, text.cut
         else:
@@ -232,7 +232,7 @@ class JobPage:
     def schedule(self) -> str:
         """The name of the schedule that it is a job of, or nothing."""
         name = self._known.get("schedule")
-        return name if isinstance(name, str) and len(name) <= LONGEST_NAME else ""
+        return name if isinstance(name, str) and len(name) <= LONGEST_NAME and name != HIDDEN else ""
 
     @property
     def _original(self) -> int | None:

@@ -346,6 +346,9 @@ class ScheduleForm(ModelForm):
 
     def _check_arguments(self, cleaned: dict[str, Any]) -> None:
         known = None if "job_name" in self.changed_data else self.redacted  # another job gets no secrets
+        if known is not None and not isinstance(known.payload, dict):
+            self.add_error("args", "Nobody can tell which of the stored arguments are secret.")
+            return
         args = restored(self, "args", parsed(self, "args", cleaned["args"], []), known)
         kwargs = restored(self, "kwargs", parsed(self, "kwargs", cleaned["kwargs"], {}), known)
         if self.errors:
