@@ -115,10 +115,11 @@ def mail_admins(alert: Alert) -> None:
     which = f"--job {alert.job_name}"
     if alert.fingerprint:
         which += f" --fingerprint {alert.fingerprint}"
+    minutes = config().ALERT_INTERVAL.total_seconds() / 60
     mail.mail_admins(
         f"{number} of {alert.job_name}: {alert.error}"[:200],
         f"{number} of {alert.job_name}, {when}.\n\n{alert.error}\n\n{alert.traceback}\n\n"
         f"One of them is job {alert.example}; see the dead letters in the admin. When the cause is gone:\n\n"
         f"    python manage.py retryjobs {which}\n\n"
-        f"You will hear of further ones in {config().ALERT_INTERVAL} at the earliest.\n",
+        f"You will hear of further ones in {round(minutes, 1):,g} minutes at the earliest.\n",
     )

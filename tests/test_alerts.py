@@ -133,6 +133,7 @@ def test_admins_get_a_mail_without_secrets(settings: Any) -> None:
     dead = BackgroundJob.objects.get(job_name="tests.jobs.sign_in")
     assert "Traceback (most recent call last)" in message.body
     assert f"retryjobs --job tests.jobs.sign_in --fingerprint {dead.error_fingerprint}" in message.body
+    assert message.body.endswith("You will hear of further ones in 60 minutes at the earliest.\n")
     assert "sEcReT" not in message.subject + str(message.body)
 
 
