@@ -262,8 +262,8 @@ class Supervisor:
                 self._count_start(started.held)
             how = str(child.exit) if child.exit else "died with its fork server"
             was_asked = child.stops or not child.ready  # of those that were never ready, `remove` tells
-            if (child.jobs or not was_asked) and not self.stopping:
-                logger.warning("Executor %s %s with %s jobs.", child.pid, how, len(child.jobs))
+            if (child.jobs or not was_asked) and not child.killed_for and not self.stopping:
+                logger.warning("Executor %s %s. Jobs that it had: %s.", child.pid, how, len(child.jobs))
             if child.killed_for:
                 self.dead_sessions.append(child.name)
             for held in child.jobs.values():
@@ -772,7 +772,7 @@ _VERBS = {
 
 def _told(verdict: Verdict) -> str:
     verb = _VERBS[verdict.event]
-    return verb if verdict.delay is None else f"{verb} again_in={verdict.delay:g}s"
+    return verb if verdict.delay is None else f"{verb} again_in={round(verdict.delay, 3):.15g}s"
 
 
 def reap_orphans() -> None:

@@ -90,7 +90,7 @@ def test_an_overdue_async_job_is_cancelled(workers: Workers) -> None:
     ],
 )
 def test_what_does_not_heed_its_timeout_is_killed(workers: Workers, job: object, how: str) -> None:
-    workers.start("--processes", "1", "--threads", "2", *NO_POLLING).until_listening()
+    worker = workers.start("--processes", "1", "--threads", "2", *NO_POLLING).until_listening()
     late = job.enqueue("late", how)  # type: ignore[attr-defined]
     executor = executor_of("late started")
     until(lambda: is_finished(late))
@@ -103,6 +103,8 @@ def test_what_does_not_heed_its_timeout_is_killed(workers: Workers, job: object,
     next_one = tasks.note.enqueue("next")
     until(lambda: is_finished(next_one))
     assert executor_of("next") != executor
+    assert worker.said(f"Executor {executor} is killed")
+    assert not worker.said("out of memory")
 
 
 def test_a_job_may_give_up_on_its_timeout(workers: Workers) -> None:

@@ -24,6 +24,7 @@ from django_pgjobs.lifecycle import Status
 from django_pgjobs.models import BackgroundJob, BackgroundQueue, BackgroundWorker
 from django_pgjobs.supervisor import Options, Supervisor
 from tests import tasks
+from tests.jobs import again
 from tests.models import Effect
 from tests.workers import Worker, Workers, cpu_seconds, is_running, until
 
@@ -258,7 +259,7 @@ def test_the_log_tells_of_an_executor_that_dies_without_a_job(workers: Workers) 
     executor = executor_of("done")
     until(ends_as(job, Status.COMPLETED))
     os.kill(executor, signal.SIGKILL)
-    worker.until_said(f"Executor {executor} died with signal 9; possibly out of memory with 0 jobs.")
+    worker.until_said(f"Executor {executor} died with signal 9; possibly out of memory. Jobs that it had: 0.")
     assert worker.stop() == 0
 
 
@@ -457,11 +458,13 @@ def test_a_second_signal_stops_at_once(workers: Workers, tmp_path: Path) -> None
 
 def test_a_worker_says_what_it_serves_and_never_shows_arguments(workers: Workers) -> None:
     tasks.note.enqueue("a secret")
+    again.enqueue(60.123456)
     worker = workers.start("--drain", "--processes", "2", "--threads", "3", "--async-slots", "5")
     assert worker.wait() == 0
     assert worker.said("serving all queues of database 'default'")
     assert worker.said("2 processes of 3 threads and 5 async slots; at most 18 connections")
     assert worker.said("name=tests.tasks.note queue=default attempt=1 completed seconds=")
+    assert worker.said("name=tests.jobs.again queue=default attempt=1 failed again_in=60.123s seconds=")
     assert not worker.said("secret")
 
 

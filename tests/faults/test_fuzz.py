@@ -40,7 +40,6 @@ TROUBLE = [
     "was disturbed",
     "ended the event loop",
     "executor died",
-    "with 0 jobs",
     "Executor ",
 ]
 
