@@ -509,6 +509,13 @@ def test_a_job_is_retried_with_other_arguments_once_they_have_been_seen(root: Cl
     assert changed == f"Arguments changed. Before: {before}. After: {after}."
 
 
+def test_a_difference_has_an_ellipsis_where_something_is_left_out(root: Client) -> None:
+    job = make_job("failed", payload={"args": ["zwei"], "kwargs": {"y": "drei"}})
+    for args, kwargs, signs in (("[2]", '{"y": "drei"}', "  -+   "), ('["zwei"]', '{"y": 3}', "@   -+  ")):
+        shown = edit(root, DEAD, job.pk, args, kwargs, confirm=False)
+        assert "".join(line.sign for line in shown.context["lines"]) == signs
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "error"),
     [

@@ -553,6 +553,21 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert fragment in anchors(linked), target
 
 
+def test_every_picture_is_shown_described_and_small() -> None:
+    shown = {
+        picture: " ".join(words.split())
+        for page in PAGES
+        for words, picture in re.findall(
+            r"!\[([^!]+?)\]\((?:docs|\.\.)/pictures/(\S+?)\)", page.read_text(), flags=re.S
+        )
+    }
+    pictures = {path.name: path.stat().st_size for path in DOCS.glob("pictures/*")}
+    assert set(shown) == set(pictures)
+    assert {picture: words for picture, words in shown.items() if len(words) < 20} == {}
+    assert {picture: size for picture, size in pictures.items() if size > 100_000} == {}
+    assert sum(pictures.values()) < 600_000
+
+
 def test_every_page_can_be_reached_from_the_index() -> None:
     linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (DOCS / "index.md").read_text()))
     assert linked == {str(page.relative_to(DOCS)) for page in DOCS.glob("*/*.md")}

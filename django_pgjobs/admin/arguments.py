@@ -139,6 +139,8 @@ def difference(before: Redacted, after: Redacted) -> list[Line]:
         for each in (before, after)
     )
     _, _, *lines = [*difflib.unified_diff(old, new, lineterm="")] or ["", ""]
+    if lines and lines[0].startswith("@@ -1,"):
+        del lines[0]  # nothing is left out before the first line
     shown = [Line(line[0], line[1:] if line[0] != "@" else "…") for line in lines]
     if before.hidden != after.hidden:
         shown += [
