@@ -164,7 +164,7 @@ def _checked(messages: Iterable[CheckMessage]) -> list[Finding]:
     return [
         Finding(
             str(message.id),
-            Severity.ERROR if message.level >= ERROR else Severity.WARNING,
+            Severity.ERROR if message.level >= ERROR or message.id in _NO_TABLE else Severity.WARNING,
             message.msg,
             message.hint or "",
         )

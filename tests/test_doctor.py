@@ -388,7 +388,7 @@ def test_without_a_table_there_is_nothing_else_to_say() -> None:
         facts, found = doctor.glance("default")
         assert facts is None
         assert [one.name for one in found] == [one.name for one in doctor.examine("default")]
-        assert [one.name for one in found] == ["django_pgjobs.W002"]
+        assert [(one.name, one.severity) for one in found] == [("django_pgjobs.W002", Severity.ERROR)]
         transaction.set_rollback(True)
 
 
