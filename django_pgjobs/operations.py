@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 BATCH = 500  # jobs that are changed in one transaction
 LOOK = 10_000  # jobs that a filter is held against at once
 MOST_COUNTED = 100_000  # jobs among which those that match are counted
+MOST_WAITING = 10_000  # the same of those that wait, which lie all over the table
 TURN = 10.0  # seconds after which a worker's slot is given to others
 REASON_LIMIT = 1000  # bytes
 HIGHEST = 100  # priority
@@ -564,12 +565,13 @@ class Preview(NamedTuple):
 def preview(filter: Filter, until: datetime = LAST_DAY, *, exactly: bool = False) -> Preview:
     """How many jobs a filter finds: exactly, unless there are more than `MOST_COUNTED` to look at.
 
-    With `exactly` all are looked at, however long it takes.
+    Of those that wait, that is `MOST_WAITING`. With `exactly` all are looked at, however long it takes.
     """
-    most = None if exactly else MOST_COUNTED
+    most = MOST_WAITING if filter.status is Status.QUEUED else MOST_COUNTED
     with store.own_transaction(config().DATABASE) as cursor:
-        number, looked_at = store.count(cursor, filter.status, filter.criteria(until), most)
-    return Preview(number, most is None or looked_at < most, filter.noun)
+        limit = None if exactly else most
+        number, looked_at = store.count(cursor, filter.status, filter.criteria(until), limit)
+    return Preview(number, exactly or looked_at < most, filter.noun)
 
 
 # ── Operations ────────────────────────────────────────────────────────────────────────────────────────────

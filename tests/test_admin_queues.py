@@ -235,6 +235,18 @@ def test_a_large_purge_is_done_by_a_worker(root: Client, monkeypatch: pytest.Mon
     assert {row["status"] for row in rows().values() if row["queue_name"] == "mail"} == {"cancelled"}
 
 
+def test_of_many_jobs_that_wait_only_some_are_counted(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "MOST_WAITING", 2)
+    for _ in range(3):
+        make_job(queue_name="mail")
+    page = text_of(root.get(f"{PURGE}?queue=mail"))
+    assert "This is about at least 2 queued jobs in the queue mail" in page
+    assert "A worker does it in the background" in page
+    purge(root, "mail")
+    testing.drain(queue="default")
+    assert [row["status"] for row in rows().values() if row["queue_name"] == "mail"] == ["cancelled"] * 3
+
+
 def test_what_is_enqueued_after_the_page_was_shown_is_left_alone(root: Client) -> None:
     make_job(queue_name="mail", updated_at=-timedelta(minutes=1))
     later = make_job(queue_name="mail", updated_at=timedelta(minutes=1))
