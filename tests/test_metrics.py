@@ -529,7 +529,7 @@ def test_the_reference_has_the_values_of_labels_and_the_bounds() -> None:
     text = (REFERENCE / "metrics.md").read_text()
     (line,) = re.findall(r"^\* `verdict` is(.*?)\. What people", text, re.M | re.S)
     assert code(line) == [event.value for event in VERDICTS]
-    assert f"The names of {MOST_QUEUES} queues are told, and {hostmetrics.MOST_PAIRS:,} pairs" in text
+    assert f"At most {MOST_QUEUES} queues are named, and {hostmetrics.MOST_PAIRS:,} pairs" in text
     assert {OTHER, UNKNOWN} <= set(code(text))
     bounds = "5, 10, 25, 50, 100, 250 and 500 ms, 1, 2.5, 5, 10, 30 and 60 s, 5 and 15 minutes, and an hour"
     assert bounds in " ".join(text.split())
