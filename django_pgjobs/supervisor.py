@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_AGAIN = 0.2  # seconds until a row that somebody had locked is settled
 SINGLY = 50  # verdicts that are tried one by one in a transaction
+BATCH_BYTES = 8 * 1024 * 1024  # of results after which a transaction takes no more; they are packed slowly
 PROGRESS_PAUSE = 0.2  # seconds for which what jobs say of their progress is gathered
 MOST_NEWS = 10_000  # ends of attempts that are kept for the receivers of `job_finished`
 SUSPECT_PAUSE = 5.0  # seconds until a job that has waited in vain to run alone may be claimed again
@@ -399,7 +400,9 @@ class Supervisor:
         turn = Turn(self.host, sent_at=now, one_by_one=self.one_by_one)
         turn.unanswered_claims = list(self.unanswered_claims)
         turn.dead_sessions = list(self.dead_sessions)
-        room = self._room()
+        settling = self._take_unsettled(now)
+        # While results come in faster than they are written, jobs that would bring more stay where they are.
+        room = 0 if _size(settling) >= BATCH_BYTES else self._room()
         will_claim = room > 0 and now >= self._next_claim()
         # What is due before the next poll goes along with this one: then an idle host asks half as often.
         soon = now + min(self.options.poll_interval, self.lease / 8) if will_claim else now
@@ -417,7 +420,6 @@ class Supervisor:
             turn.executors = self.children.told()
             renewing = [held for held in self.held.values() if not held.lost]
             turn.renewals = [held.claim for held in renewing]
-        settling = self._take_unsettled(now)
         if settling or now >= self.next_progress:
             turn.progress = [(held.claim, note) for held, note in self.progress.items() if not held.lost]
             self.progress = {}
@@ -432,8 +434,11 @@ class Supervisor:
 
     def _take_unsettled(self, now: float) -> list[tuple[Held, Verdict]]:
         """Up to a batch of verdicts to write now; fewer one by one, so that each attempt is sure to end."""
-        settling = []
+        settling: list[tuple[Held, Verdict]] = []
+        size = 0
         for _ in range(min(len(self.unsettled), SINGLY if self.one_by_one else BATCH)):
+            if size >= BATCH_BYTES:
+                break
             held, verdict = self.unsettled.popleft()
             if held.lost:
                 self._drop(held)
@@ -441,6 +446,7 @@ class Supervisor:
                 self.unsettled.append((held, verdict))
             else:
                 settling.append((held, verdict))
+                size += len(verdict.result or "")
         return settling
 
     def _room(self) -> int:
@@ -754,6 +760,11 @@ def _how_to_listen(settings: Config) -> Callable[[], psycopg.Connection[Any]] | 
     alias = settings.LISTEN_DATABASE or settings.DATABASE
     timeout = settings.LEASE.total_seconds() / 4
     return lambda: connect(alias, timeout, "listener")
+
+
+def _size(settling: Sequence[tuple[Held, Verdict]]) -> int:
+    """The bytes of results among these."""
+    return sum(len(verdict.result or "") for _, verdict in settling)
 
 
 _LEVELS = {Event.FAIL: logging.WARNING, Event.BURY: logging.ERROR, Event.PARK: logging.WARNING}

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,10 +20,12 @@ from django.db import connection, transaction
 
 from django_pgjobs import jobs
 from django_pgjobs.channel import NEVER, clock
+from django_pgjobs.children import Held
 from django_pgjobs.dispatch import MOST_SUSPECTS
-from django_pgjobs.lifecycle import Status
+from django_pgjobs.lifecycle import Event, Status, Verdict
 from django_pgjobs.models import BackgroundJob, BackgroundQueue, BackgroundWorker
-from django_pgjobs.supervisor import Options, Supervisor
+from django_pgjobs.store import Claim
+from django_pgjobs.supervisor import BATCH_BYTES, Options, Supervisor
 from tests import tasks
 from tests.jobs import again
 from tests.models import Effect
@@ -645,6 +648,26 @@ def test_a_host_that_is_told_to_stop_again_and_again_does_not_stop_later() -> No
             host._obey_signals()
             ends.append(host.stop_by)
         assert ends == sorted(ends, reverse=True)
+    finally:
+        host._close()
+
+
+def test_large_results_are_written_a_few_at_a_time_and_before_more_are_claimed() -> None:
+    """A transaction that takes too long is given up and begun again, as often as it is the same."""
+    host = Supervisor(Options(inline=True), None)
+    try:
+        host._room = lambda: 5  # type: ignore[method-assign]
+        sizes = [BATCH_BYTES // 4] * 5 + [BATCH_BYTES * 2] + [BATCH_BYTES // 4] * 3
+        for ticket, size in enumerate(sizes):
+            claim = Claim(ticket, uuid.uuid4(), 1, 3, tasks.note.name, "default", "{}")
+            held = Held(ticket, claim, tasks.note, clock())
+            host.unsettled.append((held, Verdict(Event.COMPLETE, result=f'"{"x" * size}"')))
+        turns = []
+        while not turns or turns[-1].settlements:
+            turns.append(host._next_turn(clock())[0])
+        assert [len(turn.settlements) for turn in turns] == [4, 2, 3, 0]
+        assert [turn.limit > 0 for turn in turns] == [False, False, True, True]
+        assert not host.unsettled
     finally:
         host._close()
 
