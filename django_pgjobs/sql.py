@@ -1151,17 +1151,27 @@ SELECT count(*)
 # ── Worker hosts ──────────────────────────────────────────────────────────────────────────────────────────
 
 # Say that a host is alive. The first call makes its row; `started_at` stays. Returns whether somebody has
-# asked it to stop, and who.
+# asked it to stop, and who; no row, and nothing is done, where somebody has locked its row.
 ANNOUNCE_WORKER = """
-INSERT INTO background_workers AS worker
-       (id, hostname, pid, queues, processes, threads, async_slots, lease, version, state, running, executors)
-VALUES (%(id)s, %(hostname)s, %(pid)s, %(queues)s::jsonb, %(processes)s, %(threads)s, %(async_slots)s,
-        %(lease)s, %(version)s, %(state)s, %(running)s, %(executors)s::jsonb)
-    ON CONFLICT (id) DO UPDATE
-   SET state = excluded.state,
-       running = excluded.running,
-       executors = excluded.executors,
+WITH held AS MATERIALIZED (
+    SELECT worker.id
+      FROM background_workers AS worker
+     WHERE worker.id = %(id)s
+       FOR UPDATE SKIP LOCKED
+), made AS (
+    INSERT INTO background_workers
+           (id, hostname, pid, queues, processes, threads, async_slots, lease, version, state, running,
+            executors)
+    SELECT %(id)s, %(hostname)s, %(pid)s, %(queues)s::jsonb, %(processes)s, %(threads)s, %(async_slots)s,
+           %(lease)s, %(version)s, %(state)s, %(running)s, %(executors)s::jsonb
+     WHERE NOT EXISTS (SELECT FROM background_workers AS worker WHERE worker.id = %(id)s)
+)
+UPDATE background_workers AS worker
+   SET state = %(state)s,
+       running = %(running)s,
+       executors = %(executors)s::jsonb,
        last_seen_at = statement_timestamp()
+ WHERE worker.id = ANY (ARRAY(SELECT held.id FROM held))
 RETURNING worker.stop_requested_at IS NOT NULL, worker.stop_requested_by
 """
 
@@ -1193,7 +1203,14 @@ DELETE FROM background_workers WHERE id = %(id)s
 
 # Hosts that ended without a word, a day later.
 PRUNE_WORKERS = """
-DELETE FROM background_workers WHERE last_seen_at < statement_timestamp() - interval '1 day'
+WITH old AS MATERIALIZED (
+    SELECT worker.id
+      FROM background_workers AS worker
+     WHERE worker.last_seen_at < statement_timestamp() - interval '1 day'
+       FOR UPDATE SKIP LOCKED
+)
+DELETE FROM background_workers AS worker
+ WHERE worker.id = ANY (ARRAY(SELECT old.id FROM old))
 """
 
 # End the sessions of an executor that has been killed: its last statement may still be running, or even

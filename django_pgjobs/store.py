@@ -857,12 +857,12 @@ def announce_worker(
 ) -> str | None:
     """Say that a host is alive, what it is about, how many jobs it runs, and in which processes.
 
-    Returns who has asked it to stop, if somebody has.
+    Returns who has asked it to stop, if somebody has. Nothing happens while somebody has locked its row.
     """
     queues = None if host.queues is None else json.dumps(list(host.queues))
     now = {"state": state, "running": running, "executors": json.dumps(list(executors))}
     cursor.execute(sql.ANNOUNCE_WORKER, host._asdict() | {"queues": queues} | now)
-    is_asked, by = cursor.fetchone()
+    is_asked, by = cursor.fetchone() or (False, "")
     return str(by) or "somebody" if is_asked else None
 
 

@@ -336,3 +336,16 @@ def test_hosts_that_ended_without_a_word_are_forgotten_a_day_later():
     with connection.cursor() as cursor:
         assert store.prune_workers(cursor) == 1
     assert list(BackgroundWorker.objects.all()) == [live]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nobody_waits_for_rows_of_workers_that_somebody_has_locked():
+    silent, live = make_worker(lease=LEASE), make_worker(lease=LEASE)
+    BackgroundWorker.objects.filter(pk=silent.pk).update(last_seen_at=silent.started_at - timedelta(days=2))
+    host = store.Host(live.pk, "box", 7, ["mail"], 2, 4, 10, LEASE, "1.0")
+    with session() as other, other.transaction():
+        other.execute("SELECT FROM background_workers FOR UPDATE")
+        with session(options="-c lock_timeout=1000") as own:
+            assert store.prune_workers(own.cursor()) == 0
+            assert store.announce_worker(own.cursor(), host, state="stopping", running=0) is None
+    assert BackgroundWorker.objects.filter(state="running").count() == 2

@@ -29,6 +29,7 @@ from django_pgjobs.supervisor import BATCH_BYTES, Options, Supervisor
 from tests import tasks
 from tests.jobs import again
 from tests.models import Effect
+from tests.sessions import session
 from tests.workers import Worker, Workers, cpu_seconds, is_running, until
 
 pytestmark = pytest.mark.processes
@@ -608,6 +609,24 @@ def test_suspects_do_not_hold_up_a_host_of_one_process(workers: Workers, tmp_pat
     for suspect in suspects:
         until(ends_as(suspect, Status.COMPLETED))
         assert suspect.attempts == 1
+
+
+def test_whoever_has_locked_the_row_of_a_worker_does_not_keep_it_from_its_jobs(
+    workers: Workers, tmp_path: Path
+) -> None:
+    """A forgotten transaction, say, in which somebody has tidied up the table of workers."""
+    workers.start("--processes", "1", settings=SHORT_LEASE).until_listening()
+    until(BackgroundWorker.objects.exists)
+    job = tasks.wait_for_file.enqueue(str(tmp_path / "go"))
+    executor_of("waited started")
+    with session() as forgotten, forgotten.transaction(force_rollback=True):
+        forgotten.execute("DELETE FROM background_workers")
+        for _ in range(3):
+            renewed_at = job.refresh().locked_at
+            until(lambda renewed_at=renewed_at: job.refresh().locked_at > renewed_at, what="a renewal")
+        (tmp_path / "go").touch()
+        until(ends_as(job, Status.COMPLETED))
+    assert job.attempts == 1
 
 
 def test_a_drain_waits_for_suspects_that_it_has_given_back(workers: Workers, tmp_path: Path) -> None:

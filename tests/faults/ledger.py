@@ -62,7 +62,9 @@ def entry(number: int) -> Iterator[None]:
 def read(path: Path) -> list[Effect]:
     """All effects, in the order in which they came about."""
     effects = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
+        if not line.endswith("\n"):
+            break  # it is being written
         what, number, run, pid, at = line.split()
         effects.append(Effect(what, int(number), run, int(pid), float(at)))
     return effects
