@@ -280,7 +280,10 @@ def spread_secrets() -> None:
         "message": f"{SECRET} is refused",
         "traceback": f"Traceback (most recent call last):\n  sign_in('ada', {SECRET!r})\n{text}",
     }
-    metadata = {"progress": {"done": 1, "total": 2, "message": f"with {SECRET}"}, "enqueued_by": SECRET}
+    metadata = {
+        "progress": {"done": 1, "total": 2, "message": f"with {SECRET}"},
+        "enqueued_by": SECRET, "schedule": SECRET, "tick": SECRET, "context": {"tenant": SECRET},
+    }  # fmt: skip
     for number, status in enumerate(("queued", "processing", "failed", "completed", "cancelled", "failed")):
         make_job(
             status, job_name="tests.jobs.sign_in", payload=arguments, last_error=text,
