@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Self
 
+import psycopg
 from django.apps import apps
 from django.db import DatabaseError, OperationalError, models, router, transaction
 from django.db.models.functions import Now
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 BATCH = 500  # jobs that are changed in one transaction
 LOOK = 10_000  # jobs that a filter is held against at once
 MOST_COUNTED = 100_000  # jobs among which those that match are counted
+PATIENCE = timedelta(seconds=1)  # for a row that somebody has locked
 MOST_WAITING = 10_000  # the same of those that wait, which lie all over the table
 TURN = 10.0  # seconds after which a worker's slot is given to others
 REASON_LIMIT = 1000  # bytes
@@ -238,8 +240,9 @@ def perform(
     """
     done = Done()
     statuses = act.statuses if statuses is None else statuses
+    patience = PATIENCE if act.is_about_workers else None  # the others skip what is locked
     for start in range(0, len(ids), BATCH):
-        with store.own_transaction(config().DATABASE) as cursor:
+        with store.own_transaction(config().DATABASE, lock_patience=patience) as cursor:
             part = ids[start : start + BATCH]
             done += _change(cursor, act, part, by, reason, manner, statuses, until)
     return done
@@ -288,8 +291,10 @@ def _change_or_halve(act: Act, ids: Collection[int], manner: Manner) -> tuple[se
     try:
         with transaction.atomic(using=alias):
             return act.change(ids, alias, manner), set(), ""
-    except OperationalError:
-        raise  # it is away, or busy: that says nothing about the jobs
+    except OperationalError as error:
+        if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+            return set(), set(), ""  # somebody has one of them for longer than people wait
+        raise  # it is away: that says nothing about the jobs
     except DatabaseError as error:
         if len(ids) == 1:
             return set(), set(ids), clean_text(str(error).partition("\n")[0], REASON_LIMIT)

@@ -1469,6 +1469,11 @@ PATIENCE = """
 SELECT set_config('statement_timeout', %(milliseconds)s::text, true)
 """
 
+# For what people ask for: the longest that a statement may wait for a lock, in milliseconds.
+LOCK_PATIENCE = """
+SELECT set_config('lock_timeout', %(milliseconds)s::text, true)
+"""
+
 # How many jobs there are, as far as the planner knows; below zero when it has never looked.
 ESTIMATE = """
 SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass('background_jobs')

@@ -99,10 +99,11 @@ class NewJob(NamedTuple):
 
 
 @contextmanager
-def own_transaction(alias: str) -> Iterator[Cursor]:
+def own_transaction(alias: str, *, lock_patience: timedelta | None = None) -> Iterator[Cursor]:
     """A READ COMMITTED transaction of our own on the project's connection, whatever the project sets.
 
-    Inside a transaction of the caller (a TestCase, say) it is a savepoint, and the caller's level stands.
+    No statement waits for a lock for longer than `lock_patience`; one that would raises OperationalError.
+    Inside a transaction of the caller (a TestCase, say) it is a savepoint, and what the caller set stands.
     """
     connection = connections[alias]
     outermost = not connection.in_atomic_block and connection.get_autocommit()
@@ -110,6 +111,9 @@ def own_transaction(alias: str) -> Iterator[Cursor]:
         if outermost:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             cursor.execute(sql.PLANNER)
+            if lock_patience is not None:
+                milliseconds = int(lock_patience.total_seconds() * 1000)
+                cursor.execute(sql.LOCK_PATIENCE, {"milliseconds": milliseconds})
         yield cursor
 
 

@@ -714,6 +714,20 @@ def test_a_locked_job_is_skipped_and_nobody_waits() -> None:
     connections["default"].close()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_nobody_waits_for_long_to_have_a_locked_job_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "PATIENCE", timedelta(milliseconds=50))
+    root = client_of("root", superuser=True)
+    job = make_job("processing")
+    with session() as other, other.transaction():
+        other.execute("SELECT FROM background_jobs WHERE id = %s FOR UPDATE", [job.pk])
+        told = said(root.post(f"{JOBS}{job.pk}/stop/"))[-1]
+    assert told == ("No job was asked to stop; 1 was skipped because somebody else is changing it just now.")
+    assert rows()[job.pk]["stop_requested_at"] is None
+    assert logged() == []
+    assert said(root.post(f"{JOBS}{job.pk}/stop/"))[-1] == "1 job asked to stop."
+
+
 # Hostile rows
 
 
