@@ -166,7 +166,7 @@ def test_what_is_wrong_is_said_with_what_to_do(root: Client) -> None:
     assert words(page).count("It may have been killed") == 1
     make_worker(queues=["other"])
     page = page_of(root)
-    assert f'<a href="{JOBS}?queue=mail&amp;status=queued">Show</a>' in page
+    assert f'<a href="{JOBS}?queue=mail&amp;status=queued" aria-label="Show: ' in page
     assert "Nothing, as far as this page can tell." not in page
 
 
@@ -178,7 +178,7 @@ def test_a_finding_leads_to_its_jobs(root: Client) -> None:
         make_job("failed", queue_name="bad")
     page = page_of(root)
     for link in (f"{JOBS}{job.pk}/change/", f"{JOBS}?status=processing", BY_ERROR, f"{BY_ERROR}?queue=bad"):
-        assert f'<a href="{link}">Show</a>' in page
+        assert f'<a href="{link}" aria-label="Show: ' in page
     assert lost.pk != job.pk
     assert "Show</a>" in page_of(client_of("view_backgroundjob"))
 

@@ -357,7 +357,7 @@ def test_the_overview_says_who_has_paused_a_queue_and_why(root: Client) -> None:
     assert re.search(r"mail paused [\d.]+ \w+ ago by root: The bank is down\.", text_of(response))
     page = response.content.decode()
     assert f'<a href="{page_of("mail")}" class="pgjobs-status pgjobs-cancelled">paused' in page
-    assert f'<a href="{page_of("mail")}">Show</a>' in page
+    assert f'<a href="{page_of("mail")}" aria-label="Show: ' in page
     assert f'<a href="{PAUSE}">Pause queues …</a>' in page
     page = client_of("viewer", "view_backgroundjob").get(OVERVIEW).content.decode()
     assert QUEUES not in page

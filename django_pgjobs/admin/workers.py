@@ -217,6 +217,15 @@ class BackgroundWorkerAdmin(ReadOnlyAdmin):
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         return None if "\x00" in object_id else super().get_object(request, object_id, from_field)
 
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        """Lead to the list where the worker has ended."""
+        if self.has_view_permission(request) and self.get_object(request, object_id) is None:
+            self.message_user(request, "This worker has ended.", messages.WARNING)
+            return HttpResponseRedirect(self.url("changelist"))
+        return super().change_view(request, object_id, form_url, extra_context)
+
     def render_change_form(
         self,
         request: HttpRequest,

@@ -52,7 +52,7 @@ def test_the_main_path_needs_no_mouse(root: Visitor) -> None:
     page = root.go("/admin/django_pgjobs/overview/")
     wrong = page.get_by_role("region", name="What is wrong")
     expect(wrong).to_contain_text("dead letters")
-    tab_to(root, "^Show$")
+    tab_to(root, "^Show: Dead letters are rising")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("/deadletter/groups/"))
     tab_to(root, "the bank has not answered")

@@ -12,7 +12,7 @@ from django.contrib.admin.models import LogEntry
 
 from django_pgjobs.models import BackgroundJob, BackgroundOperation
 from tests.browser.conftest import Visit
-from tests.browser.visitors import MISSING, PATIENCE, Visitor
+from tests.browser.visitors import MISSING, PATIENCE, SEE, Visitor
 from tests.factories import make_job
 from tests.workers import Workers, until
 
@@ -58,7 +58,7 @@ def test_somebody_finds_out_what_is_wrong_and_puts_it_right(root: Visitor, worke
     page.get_by_role("link", name="Overview", exact=True).first.click()
     wrong = page.get_by_role("region", name="What is wrong")
     expect(wrong).to_contain_text("dead letters")
-    wrong.get_by_role("link", name="Show").first.click()
+    wrong.get_by_role("link", name="Show: Dead letters are rising").click()
 
     group = page.get_by_role("row").filter(has_text="the bank has not answered")
     expect(group).to_contain_text("400")
@@ -213,3 +213,40 @@ def test_a_discard_needs_a_reason(root: Visitor) -> None:
     expect(told(root)).to_contain_text("2 jobs discarded.")
     assert statuses(ids) == {"cancelled": 2}
     assert all("last week's" in entry.change_message for entry in LogEntry.objects.all())
+
+
+def test_what_waits_in_a_queue_is_purged_once_its_name_is_typed(root: Visitor) -> None:
+    ids = [make_job(queue_name="mail").pk for _ in range(3)]
+    other = make_job()
+    page = root.go(f"{ADMIN}backgroundqueue/")
+    page.get_by_role("button", name="Purge a queue …").click()
+    page.get_by_role("link", name="mail", exact=True).click()
+    expect(page.get_by_text("3 queued jobs in the queue mail")).to_be_visible()
+    page.get_by_label("Its name, once more").fill("mial")
+    page.get_by_label("Reason").fill("A loop has enqueued them.")
+    page.get_by_role("button", name="Cancel 3 queued jobs").click()
+    expect(page.locator(".errorlist")).to_be_visible()
+    assert statuses(ids) == {"queued": 3}
+    page.get_by_label("Its name, once more").fill("mail")
+    page.get_by_role("button", name="Cancel 3 queued jobs").click()
+    expect(told(root)).to_contain_text("3 jobs cancelled.")
+    assert statuses([*ids, other.pk]) == {"cancelled": 3, "queued": 1}
+
+
+def test_a_worker_is_asked_to_stop(root: Visitor, visit: Visit, workers: Workers) -> None:
+    worker = workers.start().until_listening()
+    bob = visit("bob", *SEE)
+    bob.go(f"{ADMIN}backgroundworker/").get_by_role("link", name=re.compile(f":{worker.pid}$")).click()
+    expect(bob.page.locator("#pgjobs-worker")).to_contain_text("running")
+    page = root.go(f"{ADMIN}backgroundworker/")
+    page.get_by_role("link", name=re.compile(f":{worker.pid}$")).click()
+    expect(page.locator("#pgjobs-worker")).to_contain_text("running")
+    page.get_by_role("link", name="Ask to stop …").click()
+    page.get_by_label("Reason").fill("It is to have more memory.")
+    page.get_by_role("button", name="Ask it to stop").click()
+    expect(told(root)).to_contain_text("is asked to stop.")
+    assert worker.wait() == 0
+    entry = LogEntry.objects.get()
+    assert "It is to have more memory." in entry.change_message
+    expect(told(bob)).to_contain_text("This worker has ended.")  # without doing anything
+    expect(bob.page.get_by_role("heading", name="Workers", exact=True)).to_be_visible()

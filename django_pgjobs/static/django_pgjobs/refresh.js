@@ -1,5 +1,6 @@
 // Keeps a part of a page fresh: <div id="..." data-pgjobs-refresh="SECONDS">. When that part comes back
-// without the attribute, nothing is left to wait for, and the whole page is loaded once more.
+// without the attribute, or the site leads elsewhere, nothing is left to wait for, and the whole page is loaded
+// once more.
 "use strict";
 
 document.addEventListener("DOMContentLoaded", () => {
@@ -10,7 +11,7 @@ document.addEventListener("DOMContentLoaded", () => {
           const response = await fetch(location.href, { credentials: "same-origin", cache: "no-store" });
           const page = new DOMParser().parseFromString(await response.text(), "text/html");
           const fresh = response.ok && page.getElementById(part.id);
-          if (fresh && !fresh.dataset.pgjobsRefresh) {
+          if (response.redirected || (fresh && !fresh.dataset.pgjobsRefresh)) {
             location.reload();
             return;
           }
