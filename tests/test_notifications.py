@@ -1,5 +1,6 @@
 """What the triggers tell a session that listens, and what they do not."""
 
+import threading
 import uuid
 from datetime import timedelta
 
@@ -210,6 +211,32 @@ def test_to_find_out_leaves_no_lock(other):
             with other.transaction():
                 other.execute(INSERT)
                 assert other.execute(LOCKS_OF_OURS).fetchone() == (0,)
+
+
+INSERT_ONE_BY_ONE = """
+DO $$ BEGIN
+    FOR n IN 1..2500 LOOP
+        INSERT INTO background_jobs (queue_name, job_name, payload)
+        VALUES (pg_backend_pid() || '-' || n, 'x', '{}');
+        COMMIT;
+    END LOOP;
+END $$
+"""
+
+
+def test_sessions_that_insert_at_the_same_time_do_not_take_each_other_for_hosts(heard):
+    """Where no host is, all is announced: whoever listens may be a client of another kind."""
+
+    def insert():
+        with session() as connection:
+            connection.execute(INSERT_ONE_BY_ONE)
+
+    threads = [threading.Thread(target=insert) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(heard()) == 4 * 2500
 
 
 @pytest.fixture

@@ -38,18 +38,20 @@ ALTER TABLE background_jobs SET (
 # for. Postgres merges equal ones within a transaction. Nothing in here can raise, unless the server is out of
 # shared memory: an error would abort the caller's INSERT. SET LOCAL pgjobs.notify = 'off' silences both. So
 # do the worker hosts: where one holds the first of the two advisory locks, and none the second, nobody has to
-# be told (HEAR and WANT_NO_MORE in `sql`). That is one expression, so that nothing comes between lock and
-# unlock.
+# be told (HEAR and WANT_NO_MORE in `sql`). Sessions that try for the second one at the same time take each
+# other for a host that wants to be told. Only who has it tries for the first, so that nobody is taken for a
+# host that is there. All that is one expression, so that nothing comes between lock and unlock.
 CREATE_TRIGGERS = """
 CREATE FUNCTION background_jobs_notify_inserted() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
     IF pg_catalog.current_setting('pgjobs.notify', true) IS DISTINCT FROM 'off'
-       AND (CASE WHEN pg_catalog.pg_try_advisory_lock(1785688435, 1)
+       AND (CASE WHEN NOT pg_catalog.pg_try_advisory_lock(1785688435, 2)
+                 THEN true
+                 WHEN pg_catalog.pg_try_advisory_lock(1785688435, 1)
                  THEN pg_catalog.pg_advisory_unlock(1785688435, 1)
-                 WHEN pg_catalog.pg_try_advisory_lock(1785688435, 2)
-                 THEN NOT pg_catalog.pg_advisory_unlock(1785688435, 2)
-                 ELSE true
+                      AND pg_catalog.pg_advisory_unlock(1785688435, 2)
+                 ELSE NOT pg_catalog.pg_advisory_unlock(1785688435, 2)
             END)
     THEN
         PERFORM pg_catalog.pg_notify('job_created', due.queue_name)
@@ -73,11 +75,12 @@ CREATE FUNCTION background_jobs_notify_requeued() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
     IF pg_catalog.current_setting('pgjobs.notify', true) IS DISTINCT FROM 'off'
-       AND (CASE WHEN pg_catalog.pg_try_advisory_lock(1785688435, 1)
+       AND (CASE WHEN NOT pg_catalog.pg_try_advisory_lock(1785688435, 2)
+                 THEN true
+                 WHEN pg_catalog.pg_try_advisory_lock(1785688435, 1)
                  THEN pg_catalog.pg_advisory_unlock(1785688435, 1)
-                 WHEN pg_catalog.pg_try_advisory_lock(1785688435, 2)
-                 THEN NOT pg_catalog.pg_advisory_unlock(1785688435, 2)
-                 ELSE true
+                      AND pg_catalog.pg_advisory_unlock(1785688435, 2)
+                 ELSE NOT pg_catalog.pg_advisory_unlock(1785688435, 2)
             END)
     THEN
         PERFORM pg_catalog.pg_notify('job_created', NEW.queue_name);
