@@ -501,9 +501,11 @@ def memory(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
     yield Figure("bare Django process", bare["rss"], "MB")
     bench.clear()
     with bench.hosts() as [host]:
+        bench.pause("default")
         bench.fill(sizes.backlog // 10)
         bench.drain(sizes.backlog // 10, [host.pid])
         before = executors(host.pid)
+        bench.pause("default")
         bench.fill(sizes.backlog)
         bench.drain(sizes.backlog, [host.pid])
         after = executors(host.pid)
