@@ -145,6 +145,17 @@ class JobFunction(Generic[P, R]):
         """The signature of its `enqueue`."""
         return inspect.signature(self.func)
 
+    @functools.cached_property
+    def _accepts(self) -> Callable[..., None]:
+        """A function of this signature that does nothing. To call it takes a tenth of what `bind` takes."""
+        none = inspect.Parameter.empty
+        parameters = [
+            parameter.replace(annotation=none, default=none if parameter.default is none else None)
+            for parameter in self.signature.parameters.values()
+        ]
+        accepts: Callable[..., None] = eval(f"lambda {str(inspect.Signature(parameters))[1:-1]}: None")
+        return accepts
+
     def _uniqueness(self) -> Uniqueness | None:
         try:
             return uniqueness(
@@ -326,9 +337,12 @@ class JobFunction(Generic[P, R]):
         Raises InvalidArguments when the arguments do not fit the function, or are not JSON.
         """
         try:
-            self.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise InvalidArguments(f"{self.name}{self.signature}: {error}.") from None
+            self._accepts(*args, **kwargs)
+        except TypeError:
+            try:
+                self.signature.bind(*args, **kwargs)  # words it better
+            except TypeError as error:
+                raise InvalidArguments(f"{self.name}{self.signature}: {error}.") from None
         return encode_arguments(args, kwargs, limit or config().MAX_PAYLOAD_BYTES)
 
     def new_job(self, metadata: str | None = None) -> store.NewJob:

@@ -5,6 +5,7 @@ import enum
 import functools
 import importlib
 import inspect
+import json
 import linecache
 import sys
 import textwrap
@@ -606,6 +607,15 @@ def test_enqueue_many_takes_an_iterator(db):
     assert len(add.enqueue_many((args, {}) for args in [(1, 2), [3, 4]])) == 2
 
 
+def test_enqueue_many_keeps_each_line_break_and_what_else_might_divide(db):
+    texts = ["\n", "\r\n", "a\nb", "\u2028\u2029\x0b\x1e\x85", "\\n", "", '"\n"', "%s {}", {"\n": "\n\n"}]
+
+    ids = add.enqueue_many([((text, [text]), {}) for text in texts])
+
+    found = BackgroundJob.objects.in_bulk(ids)
+    assert [found[id].payload["args"] for id in ids] == [[text, [text]] for text in texts]
+
+
 @pytest.mark.parametrize(
     ("calls", "problem"),
     [
@@ -658,6 +668,36 @@ def test_wrong_arguments_are_refused_with_the_signature(db, django_assert_num_qu
     with django_assert_num_queries(0):
         assert problem_of(InvalidArguments, add.enqueue, *args, **kwargs) == text
         assert problem_of(TypeError, add.using(priority=1).enqueue, *args, **kwargs) == text
+
+
+def of_all_kinds(a, b=(), /, c: object = object(), *rest, d, e=None, **others) -> NotImplemented:
+    """Parameters of every kind, with defaults and annotations that nobody can write down again."""
+
+
+@pytest.mark.parametrize("function", [of_all_kinds, lambda: None, lambda *, d: None, lambda *a, **k: None])
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((), {}),
+        ((1,), {}),
+        ((), {"d": 2}),
+        ((1,), {"d": 2}),
+        ((), {"a": 1, "d": 2}),
+        ((1, 2, 3), {"c": 3, "d": 4}),
+        ((1,), {"a": 1, "b": 2, "d": 3}),
+        ((1,), {"c": 1, "d": 2, "rest": 3}),
+        ((1, 2, 3, 4, 5), {"d": 2, "e": 3, "f": 4}),
+    ],
+)
+def test_arguments_are_refused_where_a_call_refuses_them(registry, function, args, kwargs):
+    named = job(name="tests.kinds")(function)
+    try:
+        function(*args, **kwargs)
+    except TypeError:
+        with pytest.raises(InvalidArguments, match=r"^tests\.kinds\("):
+            named.encode(args, kwargs)
+    else:
+        assert json.loads(named.encode(args, kwargs)) == {"args": list(args), "kwargs": kwargs}
 
 
 def test_a_refused_enqueue_leaves_the_transaction_usable(db):
