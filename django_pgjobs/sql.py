@@ -74,8 +74,8 @@ VALUES (%(queue_name)s, %(job_name)s, %(payload)s::jsonb, %(priority)s,
 RETURNING id, run_at, created_at
 """
 
-# → queued, one row for each line of %(payloads)s, in their order. Returns the ids. A payload has no line break,
-# and joined lines cost the client a tenth of what an array of texts does.
+# → queued, one row for each line of %(payloads)s, in their order. Returns the ids. A payload has no line
+# breaks, and joined lines cost the client a tenth of what an array of texts does.
 ENQUEUE_MANY = """
 INSERT INTO background_jobs
        (queue_name, job_name, payload, priority, run_at, max_attempts, rerun_if_lost, metadata)

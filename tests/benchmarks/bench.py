@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, LiteralString
 from urllib.parse import urlsplit
@@ -87,6 +87,7 @@ class Bench:
         self.async_slots = processes * ASYNC_SLOTS
         self.options = [f"--processes={processes}", f"--threads={threads}", f"--async-slots={ASYNC_SLOTS}"]
         self.databases: list[str] = []
+        self.at_end = ExitStack()  # what else has to be ended
         self._server = server
         self.url = self.make_database("pgjobs")
         # For all child processes.
@@ -111,6 +112,7 @@ class Bench:
         return row and row[0]
 
     def close(self) -> None:
+        self.at_end.close()
         self.connection.close()
         with psycopg.connect(self._server, autocommit=True) as connection:
             for name in self.databases:

