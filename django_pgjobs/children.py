@@ -20,7 +20,7 @@ from .channel import NEVER, Channel, clock
 from .executor import Assignment, Executor
 from .forkserver import Exited, Forkserver, Spawned
 from .jobs import JobFunction
-from .lifecycle import Outcome, Unstarted, from_plain
+from .lifecycle import NO_RESULT, Outcome, Unstarted, from_plain
 from .marks import Marks
 from .store import Claim
 from .wakeup import Wakeup
@@ -154,33 +154,40 @@ class Child:
         self.look_by = min((_look_by(held) for held in self.unstarted.values()), default=NEVER)
         return started
 
-    def read(self, message: list[Any]) -> list[News]:
-        """What a message means. Raises KeyError, TypeError or ValueError where it means nothing."""
+    def read(self, message: list[Any]) -> Iterator[News]:
+        """What a message means. Raises KeyError, TypeError or ValueError where it comes to mean nothing."""
         match message:
+            case ["returned", pairs]:
+                for ticket, duration in zip(pairs[::2], pairs[1::2], strict=True):
+                    yield self._ended(ticket, NO_RESULT, duration)
+            case ["done", ticket, duration, plain]:
+                yield self._ended(ticket, from_plain(plain), duration)
             case ["progress", ticket, str(note)]:
-                # It may arrive after the end of its job, which has said the same again.
-                return [Progressed(self.jobs[ticket], note)] if ticket in self.jobs else []
-            case ["done", ticket, float(duration), plain]:
-                outcome = from_plain(plain)
-                held = self._take_out(ticket)
-                held.duration = duration
-                held.started = not isinstance(outcome, Unstarted)
-                if held.abort_reason and held.started and not (held.is_async or self.is_inline):
-                    # An exception that comes from outside may have hit a library between taking a lock and
-                    # the `try` that gives it back. Nobody should depend on this process any more.
-                    self.retiring = True
-                return [Ended(held, outcome)]
+                if (
+                    ticket in self.jobs
+                ):  # it may arrive after the end of its job, which has said the same again
+                    yield Progressed(self.jobs[ticket], note)
             case ["recalled", tickets]:
-                held_back = [self.unstarted[ticket] for ticket in tickets]
-                ended = [Ended(self._take_out(held.ticket), Unstarted()) for held in held_back]
-                return [*ended, *self.look()]  # the others have started
+                for held in [self.unstarted[ticket] for ticket in tickets]:
+                    yield Ended(self._take_out(held.ticket), Unstarted())
+                yield from self.look()  # the others have started
             case ["aborting", ticket]:
                 self.unanswered.discard(ticket)
-                return []
             case ["ready"]:
                 self.ready_since = clock()
-                return []
-        raise ValueError(message)
+            case _:
+                raise ValueError(message)
+
+    def _ended(self, ticket: int, outcome: Outcome, duration: Any) -> Ended:
+        seconds = float(duration)
+        held = self._take_out(ticket)
+        held.duration = seconds
+        held.started = not isinstance(outcome, Unstarted)
+        if held.abort_reason and held.started and not (held.is_async or self.is_inline):
+            # An exception that comes from outside may have hit a library between taking a lock and the `try`
+            # that gives it back. Nobody should depend on this process any more.
+            self.retiring = True
+        return Ended(held, outcome)
 
     def _take_out(self, ticket: int) -> Held:
         held = self.jobs.pop(ticket)
@@ -464,13 +471,12 @@ class Children:
         """What one executor has sent, and nobody has read."""
         for message in child.channel.receive():
             try:
-                events = child.read(message)
+                for event in child.read(message):
+                    yield child, event
             except (KeyError, TypeError, ValueError):
                 logger.error("Executor %s sent what makes no sense, and is ended: %.200r", child.pid, message)
                 child.kill()
                 return
-            for event in events:
-                yield child, event
 
     def take_ended(self) -> list[Child]:
         """The executors that have ended since the last call. What they sent last is still to be read."""

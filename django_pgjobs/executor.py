@@ -209,6 +209,30 @@ class _Announcer:
         connections.close_all()
 
 
+class _Reports:
+    """What is to be said of jobs that have ended. One message is enough for all that have returned nothing."""
+
+    def __init__(self) -> None:
+        self._messages: list[list[Any]] = []
+        self._returned: list[float] = []  # in turns, a ticket and the seconds that it took
+
+    def __bool__(self) -> bool:
+        return bool(self._returned or self._messages)
+
+    def add(self, ticket: int, outcome: Outcome, duration: float, last_words: list[list[Any]]) -> None:
+        self._messages += last_words
+        if outcome is NO_RESULT:
+            self._returned += (ticket, duration)
+        else:
+            self._messages.append(["done", ticket, duration, to_plain(outcome)])
+
+    def take(self) -> list[list[Any]]:
+        """All of it, as messages. What jobs have said themselves comes before their ends."""
+        messages = self._messages + ([["returned", self._returned]] if self._returned else [])
+        self._messages, self._returned = [], []
+        return messages
+
+
 class _Outbox:
     """The outcomes of one thread's jobs, on their way to the supervisor, and the marks that go with them."""
 
@@ -218,7 +242,7 @@ class _Outbox:
         self._marks = marks
         self._cells = cells
         self._next = 0
-        self._reports: list[list[Any]] = []
+        self._reports = _Reports()
         self._ended: list[int] = []  # cells
         self._lock = threading.Lock()
 
@@ -232,7 +256,9 @@ class _Outbox:
     def start(self, ticket: int) -> None:
         self._marks.start(self._cells[self._next], ticket)
 
-    def end(self, reports: list[list[Any]], outcome: Outcome, now: float) -> None:
+    def end(
+        self, ticket: int, outcome: Outcome, duration: float, last_words: list[list[Any]], now: float
+    ) -> None:
         """Take in what is to be said at the end of the job that was started last.
 
         Only what its mark tells as well may wait for others: all else would be lost with the process.
@@ -243,7 +269,7 @@ class _Outbox:
             self._marks.complete(cell)
         with self._lock:
             self.since = self.since if self._reports else now
-            self._reports += reports
+            self._reports.add(ticket, outcome, duration, last_words)
             self._ended.append(cell)
         if outcome is not NO_RESULT or self.is_full:
             self.send()
@@ -251,9 +277,8 @@ class _Outbox:
     def send(self) -> None:
         with self._lock:
             if self._reports:
-                self._channel.send(self._reports)
+                self._channel.send(self._reports.take())
                 self._marks.clear(self._ended)
-                self._reports = []
                 self._ended = []
 
 
@@ -318,7 +343,7 @@ class _ThreadSlots:
             if outbox and not self._may_linger(outbox, claim, began):
                 outbox.send()
             if not may_start(assignment):
-                outbox.end([_done(assignment, Unstarted(), 0.0)], Unstarted(), began)
+                outbox.end(ticket, Unstarted(), 0.0, [], began)
                 del self._running[ticket]
                 continue
             abort = self._running[ticket]
@@ -331,8 +356,7 @@ class _ThreadSlots:
                 slotconnections.discard_all()  # it may have been in the middle of anything
             self._opened.leave_no_transaction(claim)
             # Only now: who hears of the end of a job may count on it that nothing is left of it.
-            reports = [*self._progress.last_words(ticket), _done(assignment, outcome, now - began)]
-            outbox.end(reports, outcome, now)
+            outbox.end(ticket, outcome, now - began, self._progress.last_words(ticket), now)
         connections.close_all()
 
     def _next(self, outbox: _Outbox) -> Assignment | None:
@@ -393,7 +417,7 @@ class _AsyncSlots:
         self._line: deque[Assignment] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[int, TaskAbort] = {}  # by ticket
-        self._reports: list[list[Any]] = []
+        self._reports = _Reports()
         self._stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -440,7 +464,7 @@ class _AsyncSlots:
     def _start_waiting(self) -> None:
         assert self._loop is not None
         starting: list[Assignment] = []
-        too_late: list[list[Any]] = []
+        too_late: list[Assignment] = []
         while len(self._tasks) + len(starting) < self.limit:
             try:
                 assignment = self._line.popleft()
@@ -450,9 +474,10 @@ class _AsyncSlots:
                 self._mark(assignment.ticket)
                 starting.append(assignment)
             else:
-                too_late.append(_done(assignment, Unstarted(), 0.0))
+                too_late.append(assignment)
+        for assignment in too_late:
+            self._reports.add(assignment.ticket, Unstarted(), 0.0, [])
         if too_late:
-            self._reports += too_late
             self._send_reports()
         for assignment in starting:
             run = self._run(assignment, self._running[assignment.ticket])
@@ -501,24 +526,19 @@ class _AsyncSlots:
             self._loop.call_soon(self._send_reports)
         elif not self._reports:
             self._loop.call_later(LINGER, self._send_reports)
-        self._reports += self._progress.last_words(assignment.ticket)
-        self._reports.append(_done(assignment, outcome, duration))
+        last_words = self._progress.last_words(assignment.ticket)
+        self._reports.add(assignment.ticket, outcome, duration, last_words)
 
     def _send_reports(self) -> None:
         if self._reports:
-            self.channel.send(self._reports)
+            self.channel.send(self._reports.take())
             self._marks.clear(self._ended)
             self._cells += self._ended
-            self._reports = []
             self._ended = []
 
 
 def may_start(assignment: Assignment) -> bool:
     return clock() < assignment.start_by
-
-
-def _done(assignment: Assignment, outcome: Outcome, duration: float) -> list[Any]:
-    return ["done", assignment.ticket, duration, to_plain(outcome)]
 
 
 def _take_back(line: deque[Assignment], tickets: set[int]) -> list[int]:

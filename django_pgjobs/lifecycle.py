@@ -153,8 +153,6 @@ Outcome = Completed | Failed | Snoozed | Unstarted | Interrupted | Stopped | Unk
 
 def to_plain(outcome: Outcome) -> list[Any]:
     """An outcome as a list of plain values, to be sent from one process to another."""
-    if outcome == NO_RESULT:
-        return []  # by far the most common one
     values = [getattr(outcome, name) for name in outcome.__dataclass_fields__]
     return [
         type(outcome).__name__,
@@ -164,8 +162,6 @@ def to_plain(outcome: Outcome) -> list[Any]:
 
 def from_plain(values: Sequence[Any]) -> Outcome:
     """The outcome that `to_plain` was given."""
-    if not values:
-        return NO_RESULT
     name, *rest = values
     outcome: Outcome = _OUTCOMES[name](*(JobError(*v) if isinstance(v, list | tuple) else v for v in rest))
     return outcome

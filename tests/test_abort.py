@@ -178,7 +178,7 @@ def test_a_job_that_has_ended_is_not_kept_until_it_would_be_overdue() -> None:
     running = start(0, clock())
     for ticket in range(1, 5 * FEW):
         start(ticket, clock())
-        child.read(["done", ticket, 0.1, []])
+        list(child.read(["returned", [ticket, 0.1]]))
     assert len(timeouts._overdue_at) <= FEW
     kept = [one for one in gc.get_objects() if isinstance(one, Held) and one.claim is claim]
     assert kept == [running]

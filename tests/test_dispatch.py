@@ -187,7 +187,7 @@ def test_a_suspect_waits_for_an_executor_with_nothing_else_to_do(
     dispatch.hand_out(working, [])
     assert list(working[0].jobs) == [1, 3]
     for ticket in (1, 3):
-        working[0].read(["done", ticket, 0.1, []])
+        list(working[0].read(["returned", [ticket, 0.1]]))
     dispatch.add(held(4))
     dispatch.hand_out(working, [])
     assert list(working[0].jobs) == [2]  # and 4 waits

@@ -23,6 +23,7 @@ from django_pgjobs.abort import TaskAbort, ThreadAbort
 from django_pgjobs.executor import Assignment, _AsyncSlots, _Progress, _ThreadSlots
 from django_pgjobs.lifecycle import (
     LONGEST_DELAY,
+    NO_RESULT,
     Completed,
     Failed,
     JobError,
@@ -456,9 +457,11 @@ class Relay(Marks):
         self.abort(ticket, JobStopped("at once"))
 
     def send(self, messages):
-        for _, _, *rest in messages:
-            self.sent += 1
-            self.done.put(from_plain(rest[-1]))
+        for kind, *rest in messages:
+            outcomes = [NO_RESULT] * (len(rest[0]) // 2) if kind == "returned" else [from_plain(rest[-1])]
+            self.sent += len(outcomes)
+            for outcome in outcomes:
+                self.done.put(outcome)
 
 
 @pytest.mark.parametrize("slots_class", [_ThreadSlots, _AsyncSlots])

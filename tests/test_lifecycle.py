@@ -303,10 +303,6 @@ def test_an_outcome_travels_as_plain_values(outcome):
     assert all(isinstance(value, str | float | bool | tuple | None) for value in plain)
 
 
-def test_the_most_common_outcome_travels_as_nothing():
-    assert to_plain(Completed()) == []
-
-
 # ── Backoff ───────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -185,7 +185,7 @@ class Hired(Killer):
         send = Channel.send
 
         def wrapped(channel: Channel, messages: list[Any]) -> None:
-            if any(message[0] == "done" for message in messages):
+            if any(message[0] in ("done", "returned") for message in messages):
                 self.stay(self.kill)
             send(channel, messages)
 
