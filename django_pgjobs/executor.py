@@ -210,7 +210,7 @@ class _Announcer:
 
 
 class _Reports:
-    """What is to be said of jobs that have ended. One message is enough for all that have returned nothing."""
+    """What is to be said of jobs that have ended. One message will do for all that have returned nothing."""
 
     def __init__(self) -> None:
         self._messages: list[list[Any]] = []

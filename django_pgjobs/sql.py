@@ -357,11 +357,12 @@ SELECT pg_notify('job_commands', '')
 
 # queued, due → processing, at most %(limit)s rows.
 #
-# `levels` walks the claim index from one (queue, priority) to the next, three buffers a step, so that the
-# cost depends on neither the backlog nor what is due later. With %(queues)s only these queues are walked,
-# and the order in which they are listed is their precedence; with NULL all are walked, and the queues after
-# %(after)s go first, so that equal priorities take turns. `due` then reads each level in order and stops,
-# and stops locking, at the limit; `placed` numbers them, since an UPDATE returns its rows in no order.
+# `levels` walks the claim index from the first job of one (queue, priority) to that of the next, three
+# buffers a step, so that the cost depends on neither the backlog nor what is due later. With %(queues)s only
+# these queues are walked, and the order in which they are listed is their precedence; with NULL all are
+# walked, and the queues after %(after)s go first, so that equal priorities take turns. `due` then reads each
+# level in order, from that job on, and stops, and stops locking, at the limit; `placed` numbers them, since
+# an UPDATE returns its rows in no order.
 #
 # Jobs that were claimed before stay in the index as long as anybody has an old snapshot, and to step over
 # them is what a claim then costs. So a host may say how far its claims have come at each level, by arrays of
@@ -372,53 +373,53 @@ SELECT pg_notify('job_commands', '')
 # were found, one more row comes last, which has nothing else: in how many seconds the next job is due, or
 # null when none is waiting.
 CLAIM = """
-WITH RECURSIVE levels (queue_name, priority) AS (
+WITH RECURSIVE levels (queue_name, priority, run_at, id) AS (
     (
-        (SELECT job.queue_name, job.priority
+        (SELECT job.queue_name, job.priority, job.run_at, job.id
            FROM background_jobs AS job
           WHERE job.status = 'queued'
             AND %(queues)s::text[] IS NULL
             AND %(reached_ids)s::bigint[] IS NULL
-          ORDER BY job.queue_name, job.priority DESC
+          ORDER BY job.queue_name, job.priority DESC, job.run_at, job.id
           LIMIT 1)
         UNION ALL
-        SELECT highest.queue_name, highest.priority
+        SELECT highest.queue_name, highest.priority, highest.run_at, highest.id
           FROM (SELECT unnest(%(queues)s::text[])
                  WHERE %(reached_ids)s::bigint[] IS NULL) AS listed (queue_name)
          CROSS JOIN LATERAL (
-               SELECT job.queue_name, job.priority
+               SELECT job.queue_name, job.priority, job.run_at, job.id
                  FROM background_jobs AS job
                 WHERE job.status = 'queued'
                   AND job.queue_name = listed.queue_name
-                ORDER BY job.priority DESC
+                ORDER BY job.priority DESC, job.run_at, job.id
                 LIMIT 1) AS highest
     )
     UNION ALL
-    SELECT next.queue_name, next.priority
+    SELECT next.queue_name, next.priority, next.run_at, next.id
       FROM levels
      CROSS JOIN LATERAL (
-           (SELECT job.queue_name, job.priority
+           (SELECT job.queue_name, job.priority, job.run_at, job.id
               FROM background_jobs AS job
              WHERE job.status = 'queued'
                AND job.queue_name = levels.queue_name
                AND job.priority < levels.priority
-             ORDER BY job.priority DESC
+             ORDER BY job.priority DESC, job.run_at, job.id
              LIMIT 1)
            UNION ALL
-           (SELECT job.queue_name, job.priority
+           (SELECT job.queue_name, job.priority, job.run_at, job.id
               FROM background_jobs AS job
              WHERE job.status = 'queued'
                AND job.queue_name > levels.queue_name
                AND %(queues)s::text[] IS NULL
-             ORDER BY job.queue_name, job.priority DESC
+             ORDER BY job.queue_name, job.priority DESC, job.run_at, job.id
              LIMIT 1)
            LIMIT 1) AS next
 ), reached AS MATERIALIZED (
-    SELECT levels.queue_name, levels.priority,
-           '-infinity'::timestamptz AS run_at, -9223372036854775808 AS id
+    SELECT levels.queue_name, levels.priority, levels.run_at, levels.id
       FROM levels
     UNION ALL
-    SELECT given.queue_name, given.priority, to_timestamp(given.run_at), given.id
+    SELECT given.queue_name, given.priority, to_timestamp(given.run_at),
+           LEAST(given.id, 9223372036854775806) + 1
       FROM unnest(%(reached_queues)s::text[], %(reached_priorities)s::integer[],
                   %(reached_times)s::float8[], %(reached_ids)s::bigint[])
            AS given (queue_name, priority, run_at, id)
@@ -441,7 +442,7 @@ WITH RECURSIVE levels (queue_name, priority) AS (
             WHERE job.status = 'queued'
               AND job.queue_name = served.queue_name
               AND job.priority = served.priority
-              AND (job.run_at, job.id) > (served.run_at, served.id)
+              AND (job.run_at, job.id) >= (served.run_at, served.id)
               AND job.run_at <= statement_timestamp()
             ORDER BY job.run_at, job.id
             LIMIT %(limit)s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_pgjobs.polling import RUSH_PAUSE, Frontier, Polling
+from django_pgjobs.polling import LONGEST_AHEAD, RUSH_PAUSE, Frontier, Polling
 from django_pgjobs.store import Claim, Claimed, Reached
 
 HERE: Reached = {("default", 0): (100.0, 7)}
@@ -15,7 +15,7 @@ def found(reached: Reached, count: int = 1) -> Claimed:
 
 
 def test_as_long_as_claims_are_fast_each_starts_from_the_beginning() -> None:
-    frontier = Frontier(poll_interval=5)
+    frontier = Frontier()
     frontier.learn(found(HERE), took=0.001, now=50)
     assert frontier.start(50) is None
     frontier.learn(found(HERE, count=1000), took=0.04, now=50)  # it has found much
@@ -25,7 +25,7 @@ def test_as_long_as_claims_are_fast_each_starts_from_the_beginning() -> None:
 
 
 def test_after_a_slow_one_claims_go_on_for_ten_times_as_long() -> None:
-    frontier = Frontier(poll_interval=5)
+    frontier = Frontier()
     assert frontier.start(50) is None
     frontier.learn(found(HERE), took=0.1, now=50)
     assert frontier.start(50) == HERE
@@ -38,14 +38,17 @@ def test_after_a_slow_one_claims_go_on_for_ten_times_as_long() -> None:
     assert frontier.start(51) is None
 
 
-def test_a_polling_interval_is_the_longest() -> None:
-    frontier = Frontier(poll_interval=5)
+def test_a_claim_from_the_beginning_takes_a_tenth_of_the_time_unless_it_is_too_slow_for_that() -> None:
+    frontier = Frontier()
     frontier.learn(found(HERE), took=2, now=50)
-    assert frontier.next_deadline == 55
+    assert frontier.next_deadline == 70
+    frontier = Frontier()
+    frontier.learn(found(HERE), took=7, now=50)
+    assert frontier.next_deadline == 50 + LONGEST_AHEAD
 
 
 def test_where_the_others_find_nothing_the_next_one_starts_from_the_beginning_at_once() -> None:
-    frontier = Frontier(poll_interval=5)
+    frontier = Frontier()
     frontier.learn(found(HERE), took=0.4, now=50)
     assert frontier.start(51) == HERE
     frontier.learn(found(HERE, count=0), took=0.001, now=51)
