@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Generator
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import psycopg
@@ -29,6 +30,12 @@ UPDATE background_jobs AS job
  WHERE job.id = due.id
 RETURNING job.id, job.job_name, job.payload
 """
+
+# From a low-water mark on: what has been claimed before is not stepped over again.
+CLAIM_ONWARDS = CLAIM.replace(
+    "AND run_at <= statement_timestamp()",
+    "AND run_at <= statement_timestamp()\n       AND (run_at, id) > (%s, %s)",
+).replace("RETURNING job.id,", "RETURNING job.run_at, job.id,")
 
 COMPLETE = """
 UPDATE background_jobs
@@ -73,6 +80,19 @@ def drain(url: str, batch: int, queue: str = "default") -> Generator[None, None,
         jobs, began = 0, time.monotonic()
         while claimed := connection.execute(CLAIM, (queue, batch)).fetchall():
             connection.execute(COMPLETE, ([row[0] for row in claimed],))
+            jobs += len(claimed)
+        return Done(jobs, began, time.monotonic())
+
+
+def drain_onwards(url: str, batch: int, queue: str = "default") -> Generator[None, None, Done]:
+    """The same with a low-water mark: only for jobs that are due in the order in which they came."""
+    with connect(url) as connection:
+        yield
+        jobs, began = 0, time.monotonic()
+        reached: tuple[Any, int] = (datetime.min.replace(tzinfo=UTC), 0)
+        while claimed := connection.execute(CLAIM_ONWARDS, (queue, *reached, batch)).fetchall():
+            connection.execute(COMPLETE, ([row[1] for row in claimed],))
+            reached = max((row[0], row[1]) for row in claimed)
             jobs += len(claimed)
         return Done(jobs, began, time.monotonic())
 

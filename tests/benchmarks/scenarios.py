@@ -385,12 +385,13 @@ def pinned(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
     bench.clear()
     bench.fill(DEPTH)
     bench.settle_down()
-    with bench.old_snapshot(), Clients(1, floor.drain, bench.url, 1000) as draining:
+    with bench.old_snapshot(), Clients(1, floor.drain_onwards, bench.url, 1000) as draining:
         draining.go()
-        watch = keep_filled(bench, seconds / TENTHS)
+        watch = keep_filled(bench, seconds)
         draining.results()
-    bare = watch.rate("bare, batches of 1,000, first tenth", 0)
+    bare = watch.rate("bare, from a low-water mark on, first tenth", 0, series=True)
     yield bare
+    yield watch.rate("bare, from a low-water mark on, last tenth", TENTHS - 1, floor=(bare.name,))
     bench.clear()
     bench.fill(DEPTH)
     bench.settle_down()
