@@ -318,8 +318,7 @@ class JobFunction(Generic[P, R]):
         if row.is_new:
             self._tell([row.id], new, alias)
         values = row._asdict() | {"job_name": self.name, "payload": json.loads(row.payload or payload)}
-        model: type[BackgroundJob] = apps.get_model("django_pgjobs", "BackgroundJob")
-        known = [field.attname for field in model._meta.concrete_fields if field.attname in values]
+        model, known = _model_and_columns(*values)
         handle = model.from_db(alias, known, [values[name] for name in known])
         handle.is_new = row.is_new
         return handle
@@ -758,6 +757,14 @@ def _pair(call: object) -> tuple[Sequence[Any], dict[str, Any]]:
         case [list() | tuple() as args, dict() as kwargs]:
             return args, kwargs
     raise InvalidArguments(f"a pair (args, kwargs), such as ((1, 2), {{}}), is needed, not {call!r:.100}.")
+
+
+@functools.cache
+def _model_and_columns(*known: str) -> tuple[type[BackgroundJob], dict[str, None]]:
+    """The model of jobs, and which of its columns are known, in their order and quickly found."""
+    model: type[BackgroundJob] = apps.get_model("django_pgjobs", "BackgroundJob")
+    names = (field.attname for field in model._meta.concrete_fields)
+    return model, dict.fromkeys(name for name in names if name in known)
 
 
 class Caller:

@@ -36,7 +36,7 @@ class Polling:
         self._next_poll = 0.0
         self._found_all = 0  # claims in a row that found all that they asked for
         self._last_queue = ""
-        self._frontier = Frontier()
+        self._frontier = Frontier(poll_interval)
         self._rush = Rush()
 
     @property
@@ -72,20 +72,25 @@ class Polling:
 class Frontier:
     """Where claims start, so that they need not step over what was claimed before.
 
-    To step over such a job costs 0.13 to 0.25 us, and a snapshot that somebody holds for ten minutes may keep
-    millions of them in the index. So once a claim from the beginning was slow, the next ones go on where it
-    came to, so that it takes a tenth of the time at most. What has come in late, at a new level, or back is
-    found from the beginning only: at once, where the others find nothing.
+    To step over such a job costs a quarter of a microsecond or more, and a snapshot that somebody holds for
+    ten minutes may keep millions of them in the index. So once a claim from the beginning was slow, the next
+    ones go on where it came to, so that such claims take a twentieth of the time; with less to do, a polling
+    interval is the longest pause. What has come in late, at a new level, or back is found by them only.
+
+    A claim from the beginning may be so slow that it is never answered. Then the next ones go on as before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, poll_interval: float) -> None:
+        self._poll_interval = poll_interval  # seconds
         self._reached: store.Reached | None = None
+        self._from_beginning = True  # the claim that was sent last
+        self._since = 0.0  # when that was last so
         self._until = NEVER
 
     @property
     def is_ahead(self) -> bool:
-        """Whether claims do not start from the beginning."""
-        return self._reached is not None
+        """Whether the last claim did not start from the beginning."""
+        return not self._from_beginning
 
     @property
     def next_deadline(self) -> float:
@@ -94,19 +99,24 @@ class Frontier:
 
     def start(self, now: float) -> store.Reached | None:
         """Where a claim at this time has to start; None for the beginning."""
-        if now >= self._until:
-            self._reached, self._until = None, NEVER
-        return self._reached
+        self._from_beginning = self._reached is None or now >= self._until
+        if not self._from_beginning:
+            return self._reached
+        self._since = now
+        self._until = NEVER if self._reached is None else now + LONGEST_AHEAD
+        return None
 
     def learn(self, claimed: store.Claimed, took: float, now: float) -> None:
         """Take note of a claim from where `start` has said, and of the seconds that it took."""
-        if self.is_ahead:
+        if not self._from_beginning:
             self._reached = claimed.reached
             if not claimed.claims:
-                self._until = now
+                self._until = min(self._until, self._since + self._poll_interval)
         elif claimed.claims and took - USUAL * len(claimed.claims) > SLOW:
             self._reached = claimed.reached
-            self._until = now + min(10 * took, LONGEST_AHEAD)
+            self._until = now + min(20 * took, LONGEST_AHEAD)
+        else:
+            self._reached, self._until = None, NEVER
 
 
 class Rush:

@@ -367,7 +367,8 @@ SELECT pg_notify('job_commands', '')
 # Jobs that were claimed before stay in the index as long as anybody has an old snapshot, and to step over
 # them is what a claim then costs. So a host may say how far its claims have come at each level, by arrays of
 # queues, priorities, epochs and ids; then the jobs after that are claimed, at these levels. What has come in
-# before or elsewhere is not missed as long as the next claims start from the beginning again.
+# before or elsewhere is not missed as long as the next claims start from the beginning again. From where each
+# level starts is told along with the first row of a claim from the beginning that was not fast.
 #
 # Returns a claim in each row, with its priority and run_at, and `next_due`. When fewer jobs than the limit
 # were found, one more row comes last, which has nothing else: in how many seconds the next job is due, or
@@ -489,7 +490,14 @@ WITH RECURSIVE levels (queue_name, priority, run_at, id) AS (
      WHERE (SELECT count(*) FROM claimed) < %(limit)s
 )
 SELECT id, attempts, max_attempts, job_name, queue_name, payload, crashes, rerun_if_lost,
-       interruptions, claimed_at, unknown_since, context, priority, run_at, next_due
+       interruptions, claimed_at, unknown_since, context, priority, run_at, next_due,
+       CASE WHEN place = 1
+             AND %(reached_ids)s::bigint[] IS NULL
+             AND clock_timestamp() - statement_timestamp() > interval '5 milliseconds'
+            THEN (SELECT json_agg(json_build_array(reached.queue_name, reached.priority,
+                                                   EXTRACT(EPOCH FROM reached.run_at)::float8, reached.id))
+                    FROM reached)
+       END AS all_levels
   FROM claimed
   FULL JOIN soonest USING (place)
  ORDER BY place

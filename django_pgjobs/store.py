@@ -72,7 +72,11 @@ def in_one_line(text: str) -> str:
 
 
 Reached = dict[tuple[str, int], tuple[float, int]]
-"""The run_at (seconds of the epoch) and id of the job claimed last at each level, a (queue, priority)."""
+"""After which run_at (seconds of the epoch) and id to claim at each level, a (queue, priority).
+
+It is the job that was claimed last, or just before the first one that waits. After a claim that was fast,
+only the levels are here from which something was claimed.
+"""
 
 
 class Claimed(NamedTuple):
@@ -397,7 +401,9 @@ def claim(
     claims, due_at = [], []
     next_due = None
     new_reached = dict(reached or {})
-    for *facts, priority, run_at, due in cursor.fetchall():
+    for *facts, priority, run_at, due, levels in cursor.fetchall():
+        for queue, level, first_run_at, first_id in levels or ():
+            new_reached[queue, level] = first_run_at, first_id - 1
         if facts[0] is None:
             next_due = due
         else:

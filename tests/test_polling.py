@@ -15,7 +15,7 @@ def found(reached: Reached, count: int = 1) -> Claimed:
 
 
 def test_as_long_as_claims_are_fast_each_starts_from_the_beginning() -> None:
-    frontier = Frontier()
+    frontier = Frontier(poll_interval=5)
     frontier.learn(found(HERE), took=0.001, now=50)
     assert frontier.start(50) is None
     frontier.learn(found(HERE, count=1000), took=0.04, now=50)  # it has found much
@@ -24,36 +24,55 @@ def test_as_long_as_claims_are_fast_each_starts_from_the_beginning() -> None:
     assert frontier.start(50) is None
 
 
-def test_after_a_slow_one_claims_go_on_for_ten_times_as_long() -> None:
-    frontier = Frontier()
-    assert frontier.start(50) is None
+def test_after_a_slow_one_claims_go_on_for_twenty_times_as_long() -> None:
+    frontier = Frontier(poll_interval=5)
+    assert frontier.start(49.9) is None
     frontier.learn(found(HERE), took=0.1, now=50)
     assert frontier.start(50) == HERE
     frontier.learn(found(THERE), took=0.001, now=50.5)
-    assert frontier.start(50.9) == THERE
-    assert frontier.next_deadline == 51
-    assert frontier.start(51) is None
+    assert frontier.start(51.9) == THERE
+    assert frontier.next_deadline == 52
+    assert frontier.start(52) is None
+    frontier.learn(found(THERE), took=0.001, now=52)
     assert frontier.next_deadline == float("inf")
-    frontier.learn(found(THERE), took=0.001, now=51)
-    assert frontier.start(51) is None
+    assert frontier.start(52) is None
 
 
-def test_a_claim_from_the_beginning_takes_a_tenth_of_the_time_unless_it_is_too_slow_for_that() -> None:
-    frontier = Frontier()
+def test_slow_claims_take_a_twentieth_of_the_time_unless_they_are_too_slow_for_that() -> None:
+    frontier = Frontier(poll_interval=5)
+    frontier.start(48)
     frontier.learn(found(HERE), took=2, now=50)
-    assert frontier.next_deadline == 70
-    frontier = Frontier()
-    frontier.learn(found(HERE), took=7, now=50)
-    assert frontier.next_deadline == 50 + LONGEST_AHEAD
+    assert frontier.next_deadline == 90
+    assert frontier.start(90) is None
+    frontier.learn(found(HERE), took=7, now=97)
+    assert frontier.next_deadline == 97 + LONGEST_AHEAD
 
 
-def test_where_the_others_find_nothing_the_next_one_starts_from_the_beginning_at_once() -> None:
-    frontier = Frontier()
-    frontier.learn(found(HERE), took=0.4, now=50)
+def test_where_the_others_find_nothing_a_polling_interval_is_the_longest() -> None:
+    frontier = Frontier(poll_interval=5)
+    frontier.start(48)
+    frontier.learn(found(HERE), took=2, now=50)
     assert frontier.start(51) == HERE
     frontier.learn(found(HERE, count=0), took=0.001, now=51)
-    assert frontier.next_deadline <= 51
-    assert frontier.start(51) is None
+    assert frontier.start(52.9) == HERE
+    assert frontier.next_deadline == 53
+    assert frontier.start(59.9) is None
+    frontier.learn(found(HERE), took=0.1, now=60)
+    assert frontier.start(60.5) == HERE
+    frontier.learn(found(HERE, count=0), took=0.001, now=60.5)
+    assert frontier.next_deadline == 62  # earlier than that
+
+
+def test_claims_go_on_though_those_from_the_beginning_are_never_answered() -> None:
+    frontier = Frontier(poll_interval=5)
+    frontier.start(40)
+    frontier.learn(found(HERE), took=7, now=47)
+    assert frontier.start(47 + LONGEST_AHEAD) is None
+    assert frontier.start(120) == HERE
+    frontier.learn(found(THERE), took=0.001, now=120)
+    assert frontier.start(121) == THERE
+    assert frontier.next_deadline == 47 + 2 * LONGEST_AHEAD
+    assert frontier.start(47 + 2 * LONGEST_AHEAD) is None
 
 
 def test_in_a_rush_nobody_has_to_tell() -> None:
@@ -92,9 +111,11 @@ def test_when_it_is_time_to_look() -> None:
     assert (polling.next_look, polling.next_due, polling.found_nothing) == (50.5, 50.5, True)
     polling.learn(Claimed([], [], None, {}), limit=10, took=0.001, now=50, hears=False)
     assert 50.8 <= polling.next_look <= 51
-    polling.learn(found(HERE), limit=10, took=0.3, now=50, hears=True)
+    polling.start(49.7)
+    polling.learn(found(HERE), limit=10, took=0.15, now=50, hears=True)
     assert (polling.next_look, polling.found_nothing) == (53, False)  # from the beginning again
     assert polling.start(51) == ("default", HERE)
     polling.learn(Claimed([], [], None, HERE), limit=10, took=0.001, now=51, hears=True)
     assert not polling.found_nothing  # where it looked
-    assert polling.start(51) == ("default", None)
+    assert polling.start(52.9) == ("default", HERE)
+    assert polling.start(53) == ("default", None)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import psycopg
 import pytest
-from django.db import IntegrityError, connection
+from django.db import IntegrityError, connection, transaction
 
 from django_pgjobs import store
 from django_pgjobs.lifecycle import TRANSITIONS, Event, JobError, Status, Verdict
@@ -787,6 +787,30 @@ def test_a_claim_may_go_on_where_another_came_to():
     assert claim(reached=more.reached).claims == []
     assert claim(reached=more.reached).reached == more.reached
     assert len(claim().claims) == 3
+
+
+SLOW = """
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.01); RETURN new; END';
+CREATE TRIGGER slow BEFORE UPDATE ON background_jobs FOR EACH ROW EXECUTE FUNCTION slow();
+"""
+
+
+def test_a_slow_claim_tells_where_every_level_begins():
+    """Those that go on from there leave nobody out that waited by then, at whatever level."""
+    levels = {("a", 9), ("a", 0), ("b", 9), ("b", 0), ("paused", 0), ("tomorrow", 0)}
+    jobs = {level: [make_job(queue_name=level[0], priority=level[1]).pk for _ in "xy"] for level in levels}
+    waiting = [id for (queue, _), ids in jobs.items() if queue in ("a", "b", "paused") for id in ids]
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("UPDATE background_jobs SET run_at = now() + '1 day' WHERE queue_name = 'tomorrow'")
+        cursor.execute("INSERT INTO background_queues VALUES ('paused', now(), '', '')")
+        cursor.execute(SLOW)
+        begun = claim(1, cursor)
+        cursor.execute("DELETE FROM background_queues")
+        more = claim(50, cursor, reached=begun.reached)
+        transaction.set_rollback(True)
+    assert begun.reached.keys() == levels
+    assert len(begun.claims) == 1
+    assert sorted(one.id for one in begun.claims + more.claims) == sorted(waiting)
 
 
 def test_a_batch_may_hold_claims_of_different_turns():

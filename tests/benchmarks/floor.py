@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -73,24 +74,30 @@ class Done(NamedTuple):
     ended: float
 
 
-def drain(url: str, batch: int, queue: str = "default") -> Generator[None, None, Done]:
-    """Claim and complete until nothing is due, with one statement for each."""
+def drain(url: str, batch: int, queues: Iterable[str] = ("default",)) -> Generator[None, None, Done]:
+    """Claim and complete until nothing is due, with one statement for each. Queues take turns."""
     with connect(url) as connection:
         yield
         jobs, began = 0, time.monotonic()
-        while claimed := connection.execute(CLAIM, (queue, batch)).fetchall():
-            connection.execute(COMPLETE, ([row[0] for row in claimed],))
-            jobs += len(claimed)
+        waiting = deque(queues)
+        while waiting:
+            claimed = connection.execute(CLAIM, (waiting[0], batch)).fetchall()
+            if claimed:
+                connection.execute(COMPLETE, ([row[0] for row in claimed],))
+                jobs += len(claimed)
+                waiting.rotate(-1)
+            else:
+                waiting.popleft()
         return Done(jobs, began, time.monotonic())
 
 
-def drain_onwards(url: str, batch: int, queue: str = "default") -> Generator[None, None, Done]:
+def drain_onwards(url: str, batch: int) -> Generator[None, None, Done]:
     """The same with a low-water mark: only for jobs that are due in the order in which they came."""
     with connect(url) as connection:
         yield
         jobs, began = 0, time.monotonic()
         reached: tuple[Any, int] = (datetime.min.replace(tzinfo=UTC), 0)
-        while claimed := connection.execute(CLAIM_ONWARDS, (queue, *reached, batch)).fetchall():
+        while claimed := connection.execute(CLAIM_ONWARDS, ("default", *reached, batch)).fetchall():
             connection.execute(COMPLETE, ([row[1] for row in claimed],))
             reached = max((row[0], row[1]) for row in claimed)
             jobs += len(claimed)

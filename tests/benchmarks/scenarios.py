@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,9 +125,11 @@ def bare_drain(
     *,
     batch: int,
     connections: int = 1,
+    queues: tuple[str, ...] = ("default",),
+    beside: tuple[str, ...] = (),
 ) -> Figure:
     bench.clear()
-    bench.fill(jobs)
+    bench.fill(jobs, queues=queues)
     bench.settle_down()
     with Clients(connections, work, bench.url, batch) as draining:
         meter = Meter(bench.connection, draining.pids)
@@ -136,7 +139,7 @@ def bare_drain(
     total = sum(each.jobs for each in done)
     if total != jobs:
         raise RuntimeError(f"Of {jobs:,} jobs, {total:,} were drained by bare statements.")
-    return Figure(name, jobs / seconds, "jobs/s", details=cost.each(jobs))
+    return Figure(name, jobs / seconds, "jobs/s", beside, cost.each(jobs))
 
 
 def our_drain(
@@ -197,6 +200,16 @@ def tomorrow(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
 def queues(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
     names = tuple(f"queue-{number:02}" for number in range(30))
     yield from beside_empty(bench, sizes, "ours, 30 queues", queues=names)
+    # Jobs of one queue that lie apart in the table cost bare statements more, too.
+    yield bare_drain(
+        bench,
+        "bare, 30 queues, batches of 1,000",
+        sizes.jobs,
+        partial(floor.drain, queues=names),
+        batch=1000,
+        queues=names,
+        beside=("bare, nothing else, batches of 1,000",),
+    )
 
 
 @scenario("unknown", "A drain behind jobs with names that no worker knows")
