@@ -403,7 +403,7 @@ def claim(
     new_reached = dict(reached or {})
     for *facts, priority, run_at, due, levels in cursor.fetchall():
         for queue, level, first_run_at, first_id in levels or ():
-            new_reached[queue, level] = first_run_at, first_id - 1
+            new_reached[queue, level] = float(first_run_at), first_id - 1
         if facts[0] is None:
             next_due = due
         else:

@@ -801,7 +801,7 @@ def test_a_slow_claim_tells_where_every_level_begins():
     jobs = {level: [make_job(queue_name=level[0], priority=level[1]).pk for _ in "xy"] for level in levels}
     waiting = [id for (queue, _), ids in jobs.items() if queue in ("a", "b", "paused") for id in ids]
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("UPDATE background_jobs SET run_at = now() + '1 day' WHERE queue_name = 'tomorrow'")
+        cursor.execute("UPDATE background_jobs SET run_at = current_date + 2 WHERE queue_name = 'tomorrow'")
         cursor.execute("INSERT INTO background_queues VALUES ('paused', now(), '', '')")
         cursor.execute(SLOW)
         begun = claim(1, cursor)
