@@ -26,6 +26,7 @@ PRUNE_INTERVAL = 60.0  # seconds between batches of pruning, unless a batch was 
 LOOK_INTERVAL = 10.0  # seconds between looks at the schedules, when none is due before
 IDLE_LOOK_INTERVAL = 60.0  # the same where there is no schedule
 TAKE_BREATH = 0.05  # seconds between two looks, for all the rest that a host has to do
+LONGEST_PAUSE = 60.0  # seconds after a slow sweep
 
 
 class Housekeeping:
@@ -36,6 +37,7 @@ class Housekeeping:
         self._ticker = Ticker()
         self._next_look = 0.0 if takes_ticks else NEVER
         self._next_sweep = self._after_sweep()
+        self._sweep_began = 0.0
         self._next_prune = _jittered(PRUNE_INTERVAL)
 
     @property
@@ -61,6 +63,7 @@ class Housekeeping:
         if now >= self._next_sweep:
             self._next_sweep = self._after_sweep()
             if may_sweep:
+                self._sweep_began = now
                 return maintenance.sweep, self._swept
         elif now >= self._next_prune:
             self._next_prune = _jittered(PRUNE_INTERVAL)
@@ -80,10 +83,16 @@ class Housekeeping:
             self._next_look = clock() + min(max(wait + 0.005, TAKE_BREATH), LOOK_INTERVAL)
 
     def _swept(self, future: Future[maintenance.Swept]) -> None:
-        if _succeeded("Sweeping", future):
-            self._tell(future.result().settled)
-            if future.result().total >= maintenance.BATCH_SIZE:
-                self._next_sweep = 0.0
+        if not _succeeded("Sweeping", future):
+            return
+        self._tell(future.result().settled)
+        if future.result().total >= maintenance.BATCH_SIZE:
+            self._next_sweep = 0.0
+            return
+        # While somebody holds an old snapshot, a sweep steps over all jobs that have run since then, half a
+        # second for a million of them. It may take a twentieth of the time.
+        took = clock() - self._sweep_began
+        self._next_sweep = max(self._next_sweep, clock() + min(20 * took, LONGEST_PAUSE))
 
     def _pruned(self, future: Future[bool]) -> None:
         if _succeeded("Pruning", future) and future.result():

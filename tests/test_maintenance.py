@@ -2,12 +2,13 @@
 
 import logging
 import uuid
+from concurrent.futures import Future
 from datetime import timedelta
 
 import pytest
 from django.db import connection, transaction
 
-from django_pgjobs import maintenance, store
+from django_pgjobs import housekeeping, maintenance, store
 from django_pgjobs.lifecycle import Event, Status, Verdict
 from django_pgjobs.models import BackgroundOperation, BackgroundWorker
 from tests.factories import claim_of, make_job, rows
@@ -46,6 +47,27 @@ def make_worker(**columns):
 
 
 # ── Sweeping ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("took", "shortest", "longest"), [(0.1, 12, 15), (1, 20, 20), (30, housekeeping.LONGEST_PAUSE, 60)]
+)
+def test_slow_sweeps_take_a_twentieth_of_the_time(monkeypatch, took, shortest, longest):
+    """Where somebody holds an old snapshot, each steps over all that has run since."""
+    now = 1000.0
+    monkeypatch.setattr(housekeeping, "clock", lambda: now)
+    keeping = housekeeping.Housekeeping(lambda settled: None)
+    now += 15
+    work, finish = keeping.due(may_sweep=True)
+    now += took
+    swept = Future()
+    swept.set_result(maintenance.Swept())
+    finish(swept)
+    keeping._next_prune = now + 1000
+    now += shortest - took - 0.01
+    assert keeping.due(may_sweep=True) is None
+    now += longest - shortest + took + 0.02
+    assert keeping.due(may_sweep=True)[0] is work
 
 
 def test_a_lost_job_is_queued_again_with_its_attempt_counted(caplog):
