@@ -26,7 +26,7 @@ PRUNE_INTERVAL = 60.0  # seconds between batches of pruning, unless a batch was 
 LOOK_INTERVAL = 10.0  # seconds between looks at the schedules, when none is due before
 IDLE_LOOK_INTERVAL = 60.0  # the same where there is no schedule
 TAKE_BREATH = 0.05  # seconds between two looks, for all the rest that a host has to do
-LONGEST_PAUSE = 60.0  # seconds after a slow sweep
+LONGEST_PAUSE = 120.0  # seconds after a slow sweep
 
 
 class Housekeeping:

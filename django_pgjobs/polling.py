@@ -15,7 +15,7 @@ DEAF_POLL = 1.0  # seconds between polls while the listener does not hear
 
 USUAL = 0.00005  # seconds that a claim takes for each job that it finds
 SLOW = 0.005  # seconds beyond that
-LONGEST_AHEAD = 60.0  # seconds without a claim from the beginning
+LONGEST_AHEAD = 120.0  # seconds without a claim from the beginning
 
 # Jobs a second beyond which notifications are more a burden than a help. Commits that carry one wait for each
 # other: with 16 clients, about 2,000 a second are possible, and four times as many without.

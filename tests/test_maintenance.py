@@ -50,7 +50,7 @@ def make_worker(**columns):
 
 
 @pytest.mark.parametrize(
-    ("took", "shortest", "longest"), [(0.1, 12, 15), (1, 20, 20), (30, housekeeping.LONGEST_PAUSE, 60)]
+    ("took", "shortest", "longest"), [(0.1, 12, 15), (1, 20, 20), (30, *[housekeeping.LONGEST_PAUSE] * 2)]
 )
 def test_slow_sweeps_take_a_twentieth_of_the_time(monkeypatch, took, shortest, longest):
     """Where somebody holds an old snapshot, each steps over all that has run since."""
