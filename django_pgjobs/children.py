@@ -163,9 +163,8 @@ class Child:
             case ["done", ticket, duration, plain]:
                 yield self._ended(ticket, from_plain(plain), duration)
             case ["progress", ticket, str(note)]:
-                if (
-                    ticket in self.jobs
-                ):  # it may arrive after the end of its job, which has said the same again
+                # It may arrive after the end of its job, which has said the same again.
+                if ticket in self.jobs:
                     yield Progressed(self.jobs[ticket], note)
             case ["recalled", tickets]:
                 for held in [self.unstarted[ticket] for ticket in tickets]:
