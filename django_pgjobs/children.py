@@ -155,7 +155,7 @@ class Child:
         return started
 
     def read(self, message: list[Any]) -> Iterator[News]:
-        """What a message means. Raises KeyError, TypeError or ValueError where it comes to mean nothing."""
+        """What a message means. Raises one of four errors where it comes to mean nothing."""
         match message:
             case ["returned", pairs]:
                 for ticket, duration in zip(pairs[::2], pairs[1::2], strict=True):
@@ -472,7 +472,7 @@ class Children:
             try:
                 for event in child.read(message):
                     yield child, event
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 logger.error("Executor %s sent what makes no sense, and is ended: %.200r", child.pid, message)
                 child.kill()
                 return

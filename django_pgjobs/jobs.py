@@ -146,14 +146,17 @@ class JobFunction(Generic[P, R]):
         return inspect.signature(self.func)
 
     @functools.cached_property
-    def _accepts(self) -> Callable[..., None]:
+    def _accepts(self) -> Callable[..., Any]:
         """A function of this signature that does nothing. To call it takes a tenth of what `bind` takes."""
         none = inspect.Parameter.empty
         parameters = [
             parameter.replace(annotation=none, default=none if parameter.default is none else None)
             for parameter in self.signature.parameters.values()
         ]
-        accepts: Callable[..., None] = eval(f"lambda {str(inspect.Signature(parameters))[1:-1]}: None")
+        try:
+            accepts: Callable[..., Any] = eval(f"lambda {str(inspect.Signature(parameters))[1:-1]}: None")
+        except SyntaxError:  # a name that cannot be written down
+            return self.signature.bind
         return accepts
 
     def _uniqueness(self) -> Uniqueness | None:
@@ -206,6 +209,7 @@ class JobFunction(Generic[P, R]):
         changes = {name: value for name, value in given.items() if value is not None}
         if run_at is not None and self.debounce is not None:
             raise ValueError(f"@job {self.name!r}: run_at is {run_at}, but debounce says when its jobs run.")
+        _ = self._accepts  # which the copy shares
         changed = copy.copy(self)
         changed.__dict__.update(_checked(self.name, changes))
         return changed

@@ -48,6 +48,11 @@ class Polling:
         return not self._rush.is_on and self._found_all < CROWD
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether the last claim did not start from the beginning, so that it may have left jobs out."""
+        return self._frontier.is_ahead
+
+    @property
     def next_look(self) -> float:
         """When it is worth looking for jobs, if nobody has said so before."""
         return 0.0 if self._found_all else min(self._next_poll, self.next_due, self._frontier.next_deadline)
@@ -58,7 +63,7 @@ class Polling:
 
     def learn(self, claimed: store.Claimed, limit: int, took: float, now: float, *, hears: bool) -> None:
         """Take note of a claim of up to `limit` jobs, which took so many seconds."""
-        self.found_nothing = not claimed.claims and not self._frontier.is_ahead
+        self.found_nothing = not claimed.claims and not self.is_ahead
         self._found_all = self._found_all + 1 if len(claimed.claims) >= limit else 0
         self._frontier.learn(claimed, took, now)
         self._rush.learn(len(claimed.claims), now)
@@ -112,7 +117,7 @@ class Frontier:
             self._reached = claimed.reached
             if not claimed.claims:
                 self._until = min(self._until, self._since + 5 * self._took)
-        elif claimed.claims and took - USUAL * len(claimed.claims) > SLOW:
+        elif claimed.tells_levels and took - USUAL * len(claimed.claims) > SLOW:
             self._reached, self._took = claimed.reached, took
             self._until = now + min(20 * took, LONGEST_AHEAD)
         else:

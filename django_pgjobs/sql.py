@@ -495,7 +495,9 @@ SELECT id, attempts, max_attempts, job_name, queue_name, payload, crashes, rerun
              AND %(reached_ids)s::bigint[] IS NULL
              AND clock_timestamp() - statement_timestamp() > interval '5 milliseconds'
             THEN (SELECT json_agg(json_build_array(reached.queue_name, reached.priority,
-                                                   EXTRACT(EPOCH FROM reached.run_at)::float8, reached.id))
+                                                   EXTRACT(EPOCH FROM LEAST(reached.run_at,
+                                                                            statement_timestamp()))::float8,
+                                                   reached.id))
                     FROM reached)
        END AS all_levels
   FROM claimed

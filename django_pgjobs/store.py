@@ -74,8 +74,8 @@ def in_one_line(text: str) -> str:
 Reached = dict[tuple[str, int], tuple[float, int]]
 """After which run_at (seconds of the epoch) and id to claim at each level, a (queue, priority).
 
-It is the job that was claimed last, or just before the first one that waits. After a claim that was fast,
-only the levels are here from which something was claimed.
+It is the job that was claimed last, or just before the first one that waits, and not in the future. After a
+claim that was fast, only the levels are here from which something was claimed.
 """
 
 
@@ -84,6 +84,7 @@ class Claimed(NamedTuple):
     due_at: list[float]  # since when each has been due, in seconds of the database's epoch clock
     next_due: float | None  # seconds until the next job is due, where fewer than the limit were found
     reached: Reached
+    tells_levels: bool = False  # whether `reached` has all levels that there are
 
 
 Settlement = tuple[Claim, Verdict]
@@ -401,7 +402,9 @@ def claim(
     claims, due_at = [], []
     next_due = None
     new_reached = dict(reached or {})
+    tells_levels = False
     for *facts, priority, run_at, due, levels in cursor.fetchall():
+        tells_levels |= levels is not None
         for queue, level, first_run_at, first_id in levels or ():
             new_reached[queue, level] = float(first_run_at), first_id - 1
         if facts[0] is None:
@@ -411,7 +414,7 @@ def claim(
             claims.append(claim)
             due_at.append(run_at)
             new_reached[claim.queue_name, priority] = run_at, claim.id
-    return Claimed(claims, due_at, next_due, new_reached)
+    return Claimed(claims, due_at, next_due, new_reached, tells_levels)
 
 
 def _where_to_claim(

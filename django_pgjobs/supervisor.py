@@ -229,7 +229,7 @@ class Supervisor:
     def _hear_executors(self) -> None:
         for child, event in self.children.events():
             self._take_note(child, event)
-        if clock() >= self.next_look:
+        if clock() >= min(self.next_look, self.timeouts.next_deadline(self.children)):
             self._look_at_executors()
         if self.children.working:
             if self.had_executors_at == -NEVER:
@@ -462,8 +462,9 @@ class Supervisor:
 
     def _next_claim(self) -> float:
         """When it is worth looking for jobs."""
-        drained = self.options.drain and not self.held and not self.polling.found_nothing
-        return 0.0 if self.listener.notified or drained else self.polling.next_look
+        polling = self.polling
+        drained = self.options.drain and not self.held and not (polling.found_nothing or polling.is_ahead)
+        return 0.0 if self.listener.notified or drained else polling.next_look
 
     def _finish_turn(
         self, turn: Turn, renewing: list[Held], settling: list[tuple[Held, Verdict]], future: Future[Report]

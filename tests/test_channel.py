@@ -37,6 +37,7 @@ def test_what_an_executor_said_last_is_read_though_nothing_can_be_sent_to_it_any
         ["returned", [1, 0.5, 1, 0.5]],
         ["returned", [1, 0.5, 2]],
         ["returned", [1, "x"]],
+        ["returned", [1, 10**400]],
         ["returned", 1],
         ["returned"],
         ["done", 1, 0.5, []],
@@ -58,7 +59,7 @@ def test_what_makes_no_sense_loses_no_job(message: list[Any]) -> None:
     claims = [Claim(id, uuid.uuid4(), 1, 3, "tests.tasks.nothing", "default", "{}") for id in (1, 2)]
     child.assign([Held(claim.id, claim, None, clock()) for claim in claims], half_lease=30)
     told: list[News] = []
-    with pytest.raises((KeyError, TypeError, ValueError)):
+    with pytest.raises((KeyError, TypeError, ValueError, OverflowError)):
         told.extend(child.read(message))
     assert all(isinstance(event, Ended) and event.outcome is NO_RESULT for event in told)
     assert sorted([*(event.held.ticket for event in told), *child.jobs]) == [1, 2]

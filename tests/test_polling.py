@@ -11,7 +11,7 @@ ONE = Claim(7, None, 1, 3, "tests.any", "default", "{}")
 
 
 def found(reached: Reached, count: int = 1) -> Claimed:
-    return Claimed([ONE] * count, [0.0] * count, None, reached)
+    return Claimed([ONE] * count, [0.0] * count, None, reached, tells_levels=True)
 
 
 def test_as_long_as_claims_are_fast_each_starts_from_the_beginning() -> None:
@@ -20,7 +20,9 @@ def test_as_long_as_claims_are_fast_each_starts_from_the_beginning() -> None:
     assert frontier.start(50) is None
     frontier.learn(found(HERE, count=1000), took=0.04, now=50)  # it has found much
     assert frontier.start(50) is None
-    frontier.learn(found({}, count=0), took=1, now=50)  # there is nothing to go on from
+    frontier.learn(found({}, count=0)._replace(tells_levels=False), took=1, now=50)  # there is nothing
+    assert frontier.start(50) is None
+    frontier.learn(found(HERE)._replace(tells_levels=False), took=1, now=50)  # it was the network
     assert frontier.start(50) is None
 
 

@@ -24,7 +24,7 @@ from django_pgjobs.children import Held
 from django_pgjobs.dispatch import MOST_SUSPECTS
 from django_pgjobs.lifecycle import Event, Status, Verdict
 from django_pgjobs.models import BackgroundJob, BackgroundQueue, BackgroundWorker
-from django_pgjobs.store import Claim
+from django_pgjobs.store import Claim, Claimed
 from django_pgjobs.supervisor import BATCH_BYTES, Options, Supervisor
 from tests import tasks
 from tests.jobs import again
@@ -653,6 +653,23 @@ def test_housekeeping_takes_turns_with_all_else_and_waits_for_renewals() -> None
             host.next_renewal = renewal_at
             kept.append(host._keeps_house(clock()))
         assert kept == [True, False, True, False, True]
+    finally:
+        host._close()
+
+
+def test_a_host_that_drains_waits_for_a_claim_from_the_beginning() -> None:
+    """Behind an old snapshot. Whether nothing is left is known only then, and nobody asks until then."""
+    host = Supervisor(Options(inline=True, drain=True), None)
+    try:
+        polling, now = host.polling, clock()
+        claim = Claim(1, uuid.uuid4(), 1, 3, tasks.note.name, "default", "{}")
+        found = Claimed([claim], [0.0], None, {("default", 0): (0.0, 1)}, tells_levels=True)
+        polling.start(now)
+        polling.learn(found, limit=10, took=1.0, now=now, hears=True)
+        polling.start(now)
+        polling.learn(found._replace(claims=[]), limit=10, took=0.001, now=now, hears=True)
+        assert not polling.found_nothing
+        assert now < host._next_claim() <= now + 5
     finally:
         host._close()
 

@@ -806,8 +806,13 @@ def test_a_slow_claim_tells_where_every_level_begins():
         cursor.execute(SLOW)
         begun = claim(1, cursor)
         cursor.execute("DELETE FROM background_queues")
+        waiting.append(make_job(queue_name="tomorrow").pk)  # ahead of those that are due later
+        cursor.execute(
+            "UPDATE background_jobs SET run_at = statement_timestamp() WHERE id = %s", waiting[-1:]
+        )
         more = claim(50, cursor, reached=begun.reached)
         transaction.set_rollback(True)
+    assert begun.tells_levels
     assert begun.reached.keys() == levels
     assert len(begun.claims) == 1
     assert sorted(one.id for one in begun.claims + more.claims) == sorted(waiting)
