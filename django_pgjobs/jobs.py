@@ -341,11 +341,13 @@ class JobFunction(Generic[P, R]):
         """
         try:
             self._accepts(*args, **kwargs)
-        except TypeError:
+        except TypeError as error:
+            _, _, problem = str(error).partition("() ")  # the name of what has refused them
             try:
-                self.signature.bind(*args, **kwargs)  # words it better
-            except TypeError as error:
-                raise InvalidArguments(f"{self.name}{self.signature}: {error}.") from None
+                self.signature.bind(*args, **kwargs)
+            except TypeError as error_of_bind:
+                problem = str(error_of_bind)  # which is easier to read
+            raise InvalidArguments(f"{self.name}{self.signature}: {problem}.") from None
         return encode_arguments(args, kwargs, limit or config().MAX_PAYLOAD_BYTES)
 
     def new_job(self, metadata: str | None = None) -> store.NewJob:
