@@ -155,7 +155,10 @@ class Child:
         return started
 
     def read(self, message: list[Any]) -> Iterator[News]:
-        """What a message means. Raises one of four errors where it comes to mean nothing."""
+        """What a message means.
+
+        Raises KeyError, TypeError, ValueError or OverflowError where it comes to mean nothing.
+        """
         match message:
             case ["returned", pairs]:
                 for ticket, duration in zip(pairs[::2], pairs[1::2], strict=True):
